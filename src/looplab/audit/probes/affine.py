@@ -1,0 +1,243 @@
+"""Affine probe: one gain and one shift per feature of the hidden state, refitted on calibration documents.
+
+    hidden' = a * hidden + s b          s = root mean square of hidden on the fit tokens
+    minimise   mean CE(head(hidden'), y) + lambda (sum (a - 1)^2 + sum b^2)
+
+It is convex where the head is linear. The penalty falls from infinity (the identity) to 1e-5, each fit starting at the
+one before, and is chosen on the fifth of the documents with the smallest SHA-256(key + "lambda"), ties to the larger;
+then all documents are fitted.
+
+Reference: the readout calibrator of Dau, Khuat, Dung, "Beyond Depth Truncation", arXiv:2609.19934.
+Deviations: the published fits split tokens instead of documents, stop after 20 iterations, know three penalties, and
+use s = 1 (`scale=1.0` here).
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from looplab._types import Float, Int
+from looplab.audit.probes.scores import token_nll
+from looplab.audit.probes.stream import LOGIT_BYTES, Head, LogitChunks
+from looplab.records import Finding, Level
+
+STRENGTHS = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+MAX_ITERATIONS = 200
+MAX_GRADIENT = 1e-5
+TOKENS_PER_FEATURE = 4
+_STALL = 1e-11
+_POLISH = 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Affine:
+    """A fitted affine probe; call `apply` before the head."""
+
+    gain: Float[np.ndarray, " dim"]
+    shift: Float[np.ndarray, " dim"]
+    """b, in units of `scale`."""
+    scale: float
+    strength: float
+    """The chosen lambda; infinity is the identity."""
+    heldout: tuple[tuple[float, float], ...]
+    """(lambda, loss on the held-out documents) in falling order of lambda."""
+    converged: bool
+    """No gradient entry above 1e-5 at the end, in the last fit."""
+    iterations: int
+    passes: int
+    """Times the hidden states went through the head, over all fits."""
+    tokens: int
+    convex: bool
+    findings: tuple[Finding, ...]
+
+    def apply(self, hidden: Float[Tensor, "tokens dim"]) -> Float[Tensor, "tokens dim"]:
+        """`a * hidden + s b`, float32 (float64 if hidden is)."""
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        gain, shift = (torch.from_numpy(p).to(dtype) for p in (self.gain, self.scale * self.shift))
+        return hidden.to(dtype) * gain + shift
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Solution:
+    parameters: Tensor  # float64 "2 dim": gain, shift
+    converged: bool = True
+    iterations: int = 0
+
+
+def fit_affine(
+    hidden: Float[Tensor, "tokens dim"],
+    head: Head,
+    targets: Int[Tensor, " tokens"],
+    documents: Int[Tensor, " tokens"],
+    keys: Sequence[str],
+    *,
+    scale: float | None = None,
+    convex: bool = True,
+    logit_bytes: int = LOGIT_BYTES,
+) -> Affine:
+    """The affine probe with the least held-out loss.
+
+    Args:
+        hidden: Spooled hidden states of whole calibration documents; 12,000 tokens are enough (`leading_tokens`).
+        head: Differentiable in its input.
+        targets: Token ids.
+        documents: Document of each token, ids 0..n-1.
+        keys: The key of each document.
+        scale: s; the RMS of `hidden` if left out.
+        convex: The head is linear up to constants (no soft cap); only recorded.
+
+    Raises:
+        ValueError: Fewer than 2 documents, or not one key per document.
+    """
+    num_documents = int(documents.max()) + 1
+    if num_documents < 2 or len(keys) != num_documents:
+        raise ValueError(
+            f"fit_affine: keys must name at least 2 documents, one key each. Got {len(keys)} keys for {num_documents} "
+            "documents. Use more calibration text."
+        )
+    scale = float(hidden.double().square().mean().sqrt()) if scale is None else scale
+    problem = _Problem(hidden, head, targets, scale, logit_bytes)
+    choosing = torch.isin(documents, torch.tensor(heldout_documents(keys)))
+    fitting, held = problem.part(~choosing), problem.part(choosing)
+
+    solution = _Solution(parameters=problem.identity())
+    path = []
+    for strength in STRENGTHS:
+        solution = fitting.solve(strength, solution.parameters)
+        path.append((strength, held.loss(solution.parameters), solution))
+    strength, _, chosen = min(path, key=lambda entry: entry[1])  # the first, so the largest, of equal losses
+    solution = problem.solve(strength, chosen.parameters)
+    gain, shift = solution.parameters.numpy()
+    return Affine(
+        gain=gain,
+        shift=shift,
+        scale=scale,
+        strength=strength,
+        heldout=tuple((s, loss) for s, loss, _ in path),
+        converged=solution.converged,
+        iterations=solution.iterations,
+        passes=problem.passes + fitting.passes + held.passes,
+        tokens=len(targets),
+        convex=convex,
+        findings=tuple(_findings(strength, *hidden.shape)),
+    )
+
+
+def heldout_documents(keys: Sequence[str]) -> list[int]:
+    """The fifth of the documents (at least one) that chooses lambda, by hash of their keys."""
+    order = sorted(range(len(keys)), key=lambda d: hashlib.sha256(f"{keys[d]}lambda".encode()).digest())
+    return sorted(order[: max(1, round(len(keys) / 5))])
+
+
+class _Problem:
+    """Loss and gradient over streamed hidden states, and its minimiser for one penalty."""
+
+    def __init__(self, hidden: Tensor, head: Head, targets: Tensor, scale: float, logit_bytes: int):
+        self.hidden, self.head, self.targets, self.scale, self.logit_bytes = hidden, head, targets, scale, logit_bytes
+        self.dtype = torch.promote_types(hidden.dtype, torch.float32)
+        self.rows = LogitChunks(hidden, head, logit_bytes).rows()
+        self.passes = 0
+
+    def part(self, chosen: Tensor) -> "_Problem":
+        return _Problem(self.hidden[chosen], self.head, self.targets[chosen], self.scale, self.logit_bytes)
+
+    def identity(self) -> Tensor:
+        dim = self.hidden.shape[1]
+        return torch.stack([torch.ones(dim, dtype=torch.float64), torch.zeros(dim, dtype=torch.float64)])
+
+    def _probed(self, hidden: Tensor, parameters: Tensor) -> Tensor:
+        gain, shift = parameters
+        return hidden.to(self.dtype) * gain.to(self.dtype) + (self.scale * shift).to(self.dtype)
+
+    def loss(self, parameters: Tensor) -> float:
+        """Mean cross entropy without the penalty."""
+        self.passes += 1
+        probed = self._probed(self.hidden, parameters)
+        return float(token_nll(probed, self.head, self.targets, logit_bytes=self.logit_bytes).mean())
+
+    def solve(self, strength: float, start: Tensor) -> _Solution:
+        if strength == math.inf:
+            return _Solution(parameters=self.identity())
+        parameters = start.clone().requires_grad_()
+        optimizer = torch.optim.LBFGS(
+            [parameters],
+            max_iter=MAX_ITERATIONS,
+            max_eval=2 * MAX_ITERATIONS,
+            tolerance_grad=MAX_GRADIENT,
+            tolerance_change=_STALL,
+            history_size=20,
+            line_search_fn="strong_wolfe",
+        )
+        identity = self.identity()
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            penalty = strength * (parameters - identity).square().sum()
+            penalty.backward()
+            return penalty.detach() + self._backward(parameters)
+
+        def steepest() -> float:
+            closure()
+            assert parameters.grad is not None
+            return float(parameters.grad.abs().max())
+
+        optimizer.step(closure)
+        reached, gradient = parameters.detach().clone(), steepest()
+        if gradient > MAX_GRADIENT:
+            # Float32 losses are too coarse for the line search this near the minimum; gradients are not.
+            optimizer.param_groups[0].update(line_search_fn=None, max_iter=_POLISH, tolerance_change=0.0)
+            optimizer.step(closure)
+            polished = steepest()
+            if polished < gradient:
+                reached, gradient = parameters.detach().clone(), polished
+        return _Solution(
+            parameters=reached,
+            converged=gradient <= MAX_GRADIENT,
+            iterations=int(optimizer.state[parameters]["n_iter"]),
+        )
+
+    def _backward(self, parameters: Tensor) -> Tensor:
+        """Adds the gradient of the mean cross entropy to `parameters.grad`, one chunk at a time; returns the mean."""
+        self.passes += 1
+        total = torch.zeros((), dtype=torch.float64)
+        for start in range(0, len(self.hidden), self.rows):
+            part = slice(start, start + self.rows)
+            logits = self.head(self._probed(self.hidden[part], parameters))
+            targets = self.targets[part].long().to(logits.device)
+            losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+            mean = losses.double().sum() / len(self.hidden)
+            mean.backward()
+            total += mean.detach().cpu()
+        return total
+
+
+def _findings(strength: float, tokens: int, dim: int) -> list[Finding]:
+    findings = []
+    if strength == STRENGTHS[-1]:
+        findings.append(
+            Finding(
+                kind="audit.lambda_at_edge",
+                level=Level.WARNING,
+                message=f"The affine probe chose the smallest penalty, {strength:g}; a smaller one might do better.",
+                remedy="Read the affine share as a lower bound.",
+                value=strength,
+                threshold=STRENGTHS[-1],
+            )
+        )
+    if tokens < TOKENS_PER_FEATURE * dim:
+        findings.append(
+            Finding(
+                kind="audit.affine_underdetermined",
+                level=Level.WARNING,
+                message=f"The affine probe has {tokens} tokens for {dim} features.",
+                remedy=f"Use at least {TOKENS_PER_FEATURE * dim} calibration tokens.",
+                value=float(tokens),
+                threshold=float(TOKENS_PER_FEATURE * dim),
+            )
+        )
+    return findings

@@ -1,0 +1,111 @@
+"""Streams of logits: chunks of spooled hidden states through the head, and moments of tilted softmax distributions.
+
+With x = z - max z and a tilt beta, a token's statistics are ratios of the sums
+
+    S_r = sum_v e^{beta x_v} x_v^r,  r = 0..3          P = sum_v e^{2 beta x_v}
+
+Blocks of the vocabulary are merged as they come. A block with a larger maximum m' = m + D rescales by c = e^{-beta D}:
+S0 <- c S0,  S1 <- c (S1 - D S0),  S2 <- c (S2 - 2 D S1 + D^2 S0),  S3 <- c (S3 - 3 D S2 + 3 D^2 S1 - D^3 S0).
+Exponentials keep the dtype of the logits; sums are float64.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from looplab._types import Float, Int
+
+LOGIT_BYTES = 256 * 2**20
+"""Largest size of logits held at once."""
+VOCAB_BLOCK = 65_536
+_BLOCK_ELEMENTS = 2**20
+
+Head = Callable[[Tensor], Tensor]
+"""Hidden "tokens dim" (spooled dtype or float32, on the CPU) to logits "tokens vocab" (float32; tests use float64)."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LogitChunks:
+    """Logits of spooled hidden states, made anew in every iteration and never above `logit_bytes` at once."""
+
+    hidden: Float[Tensor, "tokens dim"]
+    head: Head
+    logit_bytes: int = LOGIT_BYTES
+
+    def __iter__(self) -> Iterator[Tensor]:
+        rows = self.rows()
+        for start in range(0, len(self.hidden), rows):
+            yield self.head(self.hidden[start : start + rows])
+
+    def rows(self) -> int:
+        """Tokens per chunk: as many as fit, at least one."""
+        with torch.no_grad():
+            row = self.head(self.hidden[:1])
+        return max(1, self.logit_bytes // (row.element_size() * row.shape[1]))
+
+
+def leading_tokens(documents: Int[Tensor, " tokens"], limit: int) -> int:
+    """How many leading tokens make whole documents without passing `limit`; the first document is always kept."""
+    if len(documents) <= limit:
+        return len(documents)
+    ends = torch.cat([torch.nonzero(documents.diff()).flatten() + 1, torch.tensor([len(documents)])])
+    return int(ends[max(0, int((ends <= limit).sum()) - 1)])
+
+
+def tilted_moments(
+    logits: Float[Tensor, "tokens vocab"],
+    betas: Sequence[float],
+    *,
+    order: int = 3,
+    power: bool = False,
+    vocab_block: int = VOCAB_BLOCK,
+) -> tuple[Tensor, Tensor]:
+    """Row maxima, and S_0..S_order (and P if `power`) of every row at every beta.
+
+    Returns:
+        maxima Float "tokens" in the dtype of the logits, sums float64 "betas order+1(+1) tokens".
+    """
+    tokens, vocab = logits.shape
+    width = min(vocab, vocab_block)
+    rows = max(1, _BLOCK_ELEMENTS // width)
+    maxima = torch.empty(tokens, dtype=logits.dtype, device=logits.device)
+    sums = torch.zeros(len(betas), order + 1 + power, tokens, dtype=torch.float64, device=logits.device)
+    for start in range(0, tokens, rows):
+        part, total = slice(start, start + rows), sums[:, :, start : start + rows]
+        running = logits[part, :width].amax(dim=1)
+        for column in range(0, vocab, width):
+            block = logits[part, column : column + width]
+            if column:
+                larger = torch.maximum(running, block.amax(dim=1))
+                _shift_maximum(total, betas, (larger - running).double(), order, power)
+                running = larger
+            _add_block(total, betas, block - running[:, None], order, power)
+        maxima[part] = running
+    return maxima, sums
+
+
+def _add_block(total: Tensor, betas: Sequence[float], x: Tensor, order: int, power: bool) -> None:
+    for i, beta in enumerate(betas):
+        term = torch.exp(x * beta)
+        if power:
+            total[i, -1] += (term * term).sum(dim=1, dtype=torch.float64)
+        for r in range(order + 1):
+            total[i, r] += term.sum(dim=1, dtype=torch.float64)
+            if r < order:
+                term *= x
+
+
+def _shift_maximum(total: Tensor, betas: Sequence[float], shift: Tensor, order: int, power: bool) -> None:
+    """Re-expresses the sums relative to a maximum that is larger by `shift`; binomial expansion of (x - shift)^r."""
+    for i, beta in enumerate(betas):
+        scale = torch.exp(-beta * shift)
+        s = total[i, : order + 1].clone()
+        for r in range(order + 1):
+            total[i, r] = scale * sum(_BINOMIAL[r][j] * (-shift) ** (r - j) * s[j] for j in range(r + 1))
+        if power:
+            total[i, -1] *= scale * scale
+
+
+_BINOMIAL = ((1,), (1, 1), (1, 2, 1), (1, 3, 3, 1))

@@ -1,0 +1,101 @@
+"""`looplab list [KIND]`: what is built in, from the registries."""
+
+import importlib
+import inspect
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from looplab.cli import exit_codes
+from looplab.models.base import MODELS, PRESETS, build
+
+Kind = Literal["models", "presets", "objectives", "injections", "state-inits", "depth-samplers", "gradient-strategies"]
+MAIN: tuple[Kind, ...] = ("models", "presets")
+"""Kinds shown when none is named."""
+
+CHOICES = {
+    "objectives": ("looplab.objectives.base", "OBJECTIVES"),
+    "injections": ("looplab.recurrence.injection", "INJECTIONS"),
+    "state-inits": ("looplab.recurrence.state_init", "STATE_INITS"),
+    "depth-samplers": ("looplab.recurrence.depth", "DEPTH_SAMPLERS"),
+    "gradient-strategies": ("looplab.recurrence.gradient", "GRADIENT_STRATEGIES"),
+}
+"""Families whose members are parts of a configuration: kind -> where their registry is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """List what is built in. Without a kind: what has a size, that is models, presets, recipes and checkpoints."""
+
+    kind: tyro.conf.Positional[Kind | None] = None
+    """What to list."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print one JSON object, kind -> entries, instead of tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line of a list."""
+
+    name: str
+    about: str
+    parameters: int | None = None
+    """Stored parameters, where the entry fixes them."""
+    reference: str = ""
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command and returns its exit code."""
+    options = tyro.cli(Options, args=argv, prog="looplab list")
+    kinds = MAIN if options.kind is None else (options.kind,)
+    lists = {kind: entries(kind) for kind in kinds}
+    if options.json:
+        print(json.dumps({kind: [asdict(entry) for entry in found] for kind, found in lists.items()}, indent=1))
+    else:
+        for kind, found in lists.items():
+            show(kind, found, Console())
+    return exit_codes.DONE
+
+
+def entries(kind: Kind) -> list[Entry]:
+    """All entries of a kind, by name."""
+    if kind == "models":
+        return [Entry(name=n, about=_first_line(MODELS[n]), reference=MODELS[n].reference) for n in MODELS]
+    if kind == "presets":
+        return [_sized(name, PRESETS[name], PRESETS[name]()) for name in PRESETS]
+    module, registry = CHOICES[kind]
+    family = getattr(importlib.import_module(module), registry)
+    return [Entry(name=name, about=_first_line(family[name])) for name in family]
+
+
+def show(kind: str, found: list[Entry], console: Console) -> None:
+    """Prints the entries of a kind as a table; columns that no entry fills are left out."""
+    table = Table(box=box.SIMPLE_HEAD)
+    columns = {
+        "name": [entry.name for entry in found],
+        "parameters": ["" if entry.parameters is None else f"{entry.parameters:,}" for entry in found],
+        "": [entry.about for entry in found],
+        "reference": [entry.reference for entry in found],
+    }
+    filled = {title: cells for title, cells in columns.items() if any(cells)}
+    for title in filled:
+        table.add_column(title, justify="right" if title == "parameters" else "left", overflow="fold")
+    for row in zip(*filled.values(), strict=True):
+        table.add_row(*row)
+    console.print(Text(kind, style="bold"), table)
+
+
+def _sized(name: str, described: Any, config: Any) -> Entry:
+    """An entry for a model configuration; the model is built without storage to count it."""
+    model = build(config, device="meta")
+    return Entry(name=name, about=_first_line(described), parameters=model.spec.params.total, reference=model.reference)
+
+
+def _first_line(documented: Any) -> str:
+    return (inspect.getdoc(documented) or "").partition("\n")[0]

@@ -1,0 +1,1 @@
+"""Text for training and audits: documents, tokenizers, the built-in corpus, packed and resumable loading."""

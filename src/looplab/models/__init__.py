@@ -1,0 +1,1 @@
+"""One file per architecture, one contract for all."""

@@ -1,0 +1,225 @@
+"""Model folders: a configuration and its weights, from which the model opens without anything else.
+
+    config.json         {"format": "looplab", "schema": 1, "model": registry name, "config": ..., "tokenizer": ..., ...}
+    model.safetensors   every tensor once; a tie is stored under its first name and made again by the model
+    tokenizer.json      where the tokenizer is not "bytes"
+
+Nothing is unpickled, and what does not fit the model to the last tensor is refused.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import looplab
+from looplab._config import from_dict, to_dict
+from looplab.models.base import MODELS, LoopedLM, build, model_name
+from looplab.records import dump_json, write_atomic
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+FORMAT, SCHEMA = "looplab", 1
+PICKLES = (".pt", ".pth", ".bin", ".ckpt")
+
+
+def save_folder(
+    folder: str | os.PathLike[str],
+    model: LoopedLM,
+    *,
+    tokenizer: str | Path = "bytes",
+    token_ids: Mapping[str, int] | None = None,
+    trained: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Writes the two (or three) files of a model; `load_folder` gives the model back.
+
+    Args:
+        folder: Made if missing; files of these names are replaced.
+        model: Of a registered class, with its configuration in `model.config`.
+        tokenizer: "bytes", or the `tokenizer.json` to copy.
+        token_ids: Special ids by name ("bos", "eos", "pad") of a tokenizer that is copied.
+        trained: How the weights came about; kept as it is under "trained".
+        dtype: Type of the stored floating-point tensors; None: as they are.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: _stored(tensor, dtype) for name, tensor in unique_tensors(model).items()}
+    save_tensors(folder / WEIGHTS, tensors)
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "version": looplab.__version__,
+        "model": model_name(model.config),
+        "config": to_dict(model.config),
+        "tokenizer": "bytes",
+        "trained": dict(trained or {}),
+    }
+    if tokenizer != "bytes":
+        if Path(tokenizer) != folder / TOKENIZER:
+            shutil.copyfile(tokenizer, folder / TOKENIZER)
+        facts |= {"tokenizer": TOKENIZER, **{f"{name}_token_id": i for name, i in (token_ids or {}).items()}}
+    write_atomic(folder / CONFIG, dump_json(facts))
+
+
+def load_folder(
+    folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> tuple[LoopedLM, dict[str, Any]]:
+    """The model of a folder, in eval mode, and what its `config.json` says.
+
+    Raises:
+        FileNotFoundError: `config.json` or the weights are missing.
+        ValueError: Another format, a broken file, pickled weights, tensors that do not fit, numbers that are not finite.
+        KeyError: A model or choice that this version does not know.
+    """
+    folder = Path(folder)
+    facts = read_config(folder)
+    weights = _weights(folder)
+    config_class = MODELS[facts["model"]].config_class
+    model = build(from_dict(config_class, facts["config"], path=f"{folder / CONFIG}: config"), dtype=dtype, device=device)
+    load_tensors(model, read_tensors(weights, device=device))
+    return model, facts
+
+
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `config.json` says, without opening the weights; errors as for `load_folder`."""
+    folder = Path(folder)
+    path = folder / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(f"load: {folder} has no {CONFIG}. Found: {_found(folder)}")
+    try:
+        facts = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"load: {path} is not JSON ({error}). Copy it again") from None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise ValueError(f"load: {path} must have \"format\": \"{FORMAT}\". It was written by something else")
+    if facts.get("schema") != SCHEMA:
+        raise ValueError(
+            f"load: {path} has schema {facts.get('schema')}, this version reads {SCHEMA}. "
+            "Read it with the version that wrote it"
+        )
+    return facts
+
+
+def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name; of tied ones the first name only."""
+    first: dict[tuple[Any, ...], str] = {}
+    tensors = model.state_dict()
+    for name, tensor in tensors.items():
+        first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (name,), name)
+    return {name: tensors[name] for name in first.values()}
+
+
+def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copies `tensors` into `model`; they must be exactly the ones it has.
+
+    Raises:
+        ValueError: Missing, unexpected or misshapen tensors, or numbers that are not finite.
+    """
+    own = unique_tensors(model)
+    shapes = [
+        f"{name}: file {list(tensors[name].shape)}, model {list(own[name].shape)}"
+        for name in sorted(own.keys() & tensors.keys())
+        if own[name].shape != tensors[name].shape
+    ]
+    problems = [
+        _listed("missing", sorted(own.keys() - tensors.keys())),
+        _listed("unexpected", sorted(tensors.keys() - own.keys())),
+        _listed("of wrong shape", shapes),
+    ]
+    if any(problems):
+        text = ", ".join(filter(None, problems))
+        raise ValueError(f"load: {_plural(text)}")
+    for name, tensor in tensors.items():
+        bad = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
+        if bad:
+            raise ValueError(f"load: {bad} non-finite values in {name}")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a safetensors file; names in order, so equal tensors give equal bytes."""
+    save_file({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}, path)
+
+
+def read_tensors(path: Path, *, device: str = "cpu") -> dict[str, Tensor]:
+    """All tensors of a safetensors file.
+
+    Raises:
+        ValueError: The file is shorter than its header says, or is no safetensors file.
+    """
+    check_size(path)
+    return load_file(path, device=device)
+
+
+def check_size(path: Path) -> None:
+    """Refuses a safetensors file that is shorter than its header says, or that has no header."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if 0 < length <= size else None
+        ends = [entry["data_offsets"][1] for name, entry in (header or {}).items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        header, ends = None, []
+    if header is None:
+        raise ValueError(f"load: {path} is no safetensors file ({_bytes(size)}). Download it again")
+    promised = 8 + length + max(ends, default=0)
+    if size < promised:
+        raise ValueError(
+            f"load: {path} is truncated (header says {_bytes(promised)}, file has {_bytes(size)}). Download it again"
+        )
+    with safe_open(path, framework="pt"):  # the library's own checks of the header
+        pass
+
+
+def _weights(folder: Path) -> Path:
+    path = folder / WEIGHTS
+    if path.is_file():
+        return path
+    for file in sorted(folder.iterdir()):
+        if file.suffix in PICKLES:
+            raise ValueError(
+                f"load: {file} is a pickle; looplab does not unpickle. Convert it once: looplab convert {file} OUT"
+            )
+    raise FileNotFoundError(f"load: {folder} has no {WEIGHTS}. Found: {_found(folder)}")
+
+
+def _stored(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def _found(folder: Path) -> str:
+    if not folder.is_dir():
+        return "no such folder" if not folder.exists() else "a file"
+    return ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
+
+
+def _listed(what: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = ", ..." if len(names) > 1 else ""
+    return f"{len(names)} {what} ({names[0]}{more})"
+
+
+def _plural(text: str) -> str:
+    # The first count carries the noun: "3 tensors missing (...), 1 unexpected (...)".
+    count, rest = text.split(" ", 1)
+    return f"{count} tensor{'' if count == '1' else 's'} {rest}"
+
+
+def _bytes(size: int) -> str:
+    """1,234 bytes, or 2.1 MB."""
+    if size < 10_000:
+        return f"{size:,} bytes"
+    power = min(4, int(math.log(size, 1000)))
+    return f"{size / 1000**power:.1f} {('', 'kB', 'MB', 'GB', 'TB')[power]}"

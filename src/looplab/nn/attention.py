@@ -1,0 +1,345 @@
+"""Multi-head attention over a stream, with grouped key-value heads, every position rule, and a cache that is handed in.
+
+    q, k, v = W_q x, W_k x, W_v x                 per head; query head i reads key-value head i // (heads / kv_heads)
+    q, k    = q + b_q, k + b_k                    `qk_bias`, before rotary
+    q, k    = norm(rotate(q)), norm(rotate(k))    or rotate(norm(.)), by Rope.order
+    v       = v + 2 sigmoid(G x[:32]) o V[token]  `value_embedding`, arXiv:2604.12946
+    score   = q . k / sqrt(head_dim);  with `softcap` c: c tanh(score / c);  + bias of the position rule
+    y       = W_o (softmax(score) v);  with `output_gate`: W_o (sigmoid(W_g x) o softmax(score) v), arXiv:2505.06708
+
+Keys enter the cache after rotary and after QK-norm. A query without a visible key (padding) attends to itself, so that
+no row ever holds a NaN.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from looplab._types import Bool, Float, Int
+from looplab.nn.linear import Deltas, Init, linear, project
+from looplab.nn.norm import RMSNormModule
+from looplab.nn.rope import ALiBi, ALiBiModule, Position, RelativeBias, RelativeBiasModule, Rope, Rotary
+
+VALUE_GATE_WIDTH = 32
+"""Channels of the input that the gate of value embeddings reads."""
+
+
+@runtime_checkable
+class KVView(Protocol):
+    """What a cache offers to one attention layer at one application."""
+
+    @property
+    def positions(self) -> Int[Tensor, "batch visible"]:
+        """Positions of all visible keys; valid after `append`."""
+
+    def append(
+        self, keys: Float[Tensor, "batch kv_heads seq head_dim"], values: Float[Tensor, "batch kv_heads seq head_dim"]
+    ) -> tuple[
+        Float[Tensor, "batch kv_heads visible head_dim"],
+        Float[Tensor, "batch kv_heads visible head_dim"],
+        Bool[Tensor, "batch 1 seq visible"] | None,
+    ]:
+        """Stores the new keys and values and returns all visible ones, the new ones last, and who may see what.
+
+        None means that every query sees every key.
+        """
+
+
+class Scope(NamedTuple):
+    """What all layers of one attention shape share over all applications: positions, rotary tables and the mask."""
+
+    positions: Int[Tensor, "batch seq"]
+    rotary: Rotary | None
+    mask: Bool[Tensor, "batch 1 seq seq"] | None
+    """None: plain causal (or plain full) attention, or a cache that brings its own mask."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMS:
+    """QK-norm by the root mean square."""
+
+    affine: bool
+    """Whether a weight follows."""
+    over: Literal["head", "full"]
+    """Each head by itself, or all heads of a token together."""
+    eps: float
+    """Added to the mean square. Where a paper's code says "the type's epsilon" in float32: 2**-23."""
+
+    def __post_init__(self):
+        if self.over not in ("head", "full"):
+            raise ValueError(f"RMS.over must be 'head' or 'full'. Got {self.over!r}. Choose one of them.")
+
+    def build(self, heads: int, head_dim: int) -> RMSNormModule:
+        """The norm of queries (or keys) of `heads` heads."""
+        width = head_dim if self.over == "head" else heads * head_dim
+        return RMSNormModule(width, eps=self.eps, affine=self.affine)
+
+    def apply(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """`norm` on a tensor B H T d."""
+        if self.over == "head":
+            return norm(x)
+        heads = x.shape[1]
+        return norm(x.transpose(1, 2).flatten(2)).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Shape and choices of an attention branch."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    position: Position
+    qk_norm: RMS | None = None
+    qk_bias: bool = False
+    """A trained bias per query head and per key head, [2, heads, head_dim]."""
+    qkv_bias: bool = False
+    """Biases of the maps q, k and v."""
+    window: int | None = None
+    """Number of last positions a query sees, itself included."""
+    output_gate: bool = False
+    value_embedding: bool = False
+    """Whether the layer has a gate for value embeddings; the tables belong to the model."""
+    softcap: float | None = None
+    """Bound of the scores."""
+    causal: bool = True
+
+    def __post_init__(self):
+        for name in ("heads", "kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"attention.{name} must be at least 1. Got {getattr(self, name)}. Give a positive size."
+                )
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads}). "
+                f"Got remainder {self.heads % self.kv_heads}. Choose a divisor of heads."
+            )
+        if self.qk_bias and self.kv_heads != self.heads:
+            raise ValueError(
+                f"attention.qk_bias has one key bias per query head; kv_heads must equal heads ({self.heads}). "
+                f"Got {self.kv_heads}. Set kv_heads={self.heads} or qk_bias=False"
+            )
+        if not isinstance(self.position, Position):
+            raise ValueError(
+                "attention.position: must be one of Rope, NoPE, ALiBi, Learned, RelativeBias. "
+                f"Got {self.position!r}. Give one rule"
+            )
+        if isinstance(self.position, Rope) and self.head_dim % 2:
+            raise ValueError(
+                f"attention.head_dim must be even for Rope. Got {self.head_dim}. Use {self.head_dim + 1} or NoPE()"
+            )
+        if self.window is not None and self.window < 1:
+            raise ValueError(
+                f"attention.window must be at least 1 (the token itself). Got {self.window}. Use None for all."
+            )
+        if self.softcap is not None and self.softcap <= 0:
+            raise ValueError(f"attention.softcap must be positive. Got {self.softcap}. Use None for no bound.")
+
+    @property
+    def width(self) -> int:
+        """heads * head_dim, the attention width of the cost formulas."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers that one cache slot keeps per token."""
+        return 2 * self.kv_heads * self.head_dim
+
+    def linears(self, dim: int) -> dict[str, tuple[int, int]]:
+        """Name of each large linear map -> (inputs, outputs)."""
+        keys = self.kv_heads * self.head_dim
+        maps = {"q": (dim, self.width), "k": (dim, keys), "v": (dim, keys), "o": (self.width, dim)}
+        return maps | ({"g": (dim, self.width)} if self.output_gate else {})
+
+    def matmul_params(self, dim: int) -> int:
+        """Entries of the matrices that one token is multiplied with."""
+        gate = min(VALUE_GATE_WIDTH, dim) * self.kv_heads if self.value_embedding else 0
+        return sum(a * b for a, b in self.linears(dim).values()) + gate
+
+    def build(self, dim: int, init: Init) -> "AttentionModule":
+        """The branch on a stream of width `dim`."""
+        return AttentionModule(self, dim, init)
+
+    def scope(
+        self,
+        positions: Int[Tensor, "batch seq"],
+        valid: Bool[Tensor, "batch seq"] | None = None,
+        *,
+        document_ids: Int[Tensor, "batch seq"] | None = None,
+        cached: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> Scope:
+        """What every layer of this shape needs for these tokens; made once per `encode`.
+
+        Args:
+            positions: Position of every token in its row.
+            valid: False on padding; None: no padding.
+            document_ids: Tokens of one row see each other only where these are equal.
+            cached: Whether the layers are given a `KVView`, whose mask then rules.
+            dtype: Type of the stream.
+        Raises:
+            ValueError: `document_ids` together with a cache.
+        """
+        if cached and document_ids is not None:
+            raise ValueError(
+                "scope: document_ids must be None under a cache. Got both. Decode one document per row instead."
+            )
+        rotary = None
+        if isinstance(self.position, Rope):
+            rotary = self.position.tables(positions, self.head_dim, torch.promote_types(dtype, torch.float32))
+        mask = None if cached else self._mask(positions, valid, document_ids)
+        return Scope(positions, rotary, mask)
+
+    def _mask(self, positions: Tensor, valid: Tensor | None, document_ids: Tensor | None) -> Tensor | None:
+        """Who sees whom without a cache, B 1 T T; None where plain attention says the same."""
+        biased = isinstance(self.position, (ALiBi, RelativeBias)) or self.softcap is not None
+        if valid is None and document_ids is None and self.window is None and not (biased and self.causal):
+            return None
+        batch, seq = positions.shape
+        mask = torch.ones(seq, seq, dtype=torch.bool, device=positions.device)
+        mask = (mask.tril() if self.causal else mask).expand(batch, 1, seq, seq)
+        if self.window is not None:
+            mask = mask & self._in_window(_distance(positions, positions))
+        if document_ids is not None:
+            mask = mask & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
+        if valid is not None:
+            mask = _see_yourself(mask & valid[:, None, None, :])
+        return mask
+
+    def _in_window(self, distance: Tensor) -> Tensor:
+        return (distance.abs() < self.window)[:, None]
+
+
+class AttentionModule(nn.Module):
+    """The branch of `Attention`."""
+
+    def __init__(self, config: Attention, dim: int, init: Init):
+        super().__init__()
+        self.config = config
+        for name, (inputs, outputs) in config.linears(dim).items():
+            bias = config.qkv_bias and name in ("q", "k", "v")
+            self.add_module(name, linear(inputs, outputs, init=init, bias=bias, output=name == "o"))
+        if config.value_embedding:
+            self.value_gate = linear(min(VALUE_GATE_WIDTH, dim), config.kv_heads, init=init)
+        if config.qk_norm is not None:
+            self.q_norm = config.qk_norm.build(config.heads, config.head_dim)
+            self.k_norm = config.qk_norm.build(config.kv_heads, config.head_dim)
+        if config.qk_bias:
+            self.qk_bias = nn.Parameter(torch.zeros(2, config.heads, config.head_dim))
+        self.bias: Callable[[Tensor], Tensor] | None = None
+        if isinstance(config.position, RelativeBias):
+            self.bias = RelativeBiasModule(config.heads, config.position.max)
+        elif isinstance(config.position, ALiBi):
+            self.bias = ALiBiModule(config.position, config.heads)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch seq dim"],
+        scope: Scope,
+        view: KVView | None = None,
+        *,
+        value_embeds: Float[Tensor, "batch seq kv_width"] | None = None,
+        deltas: Deltas | None = None,
+    ) -> Float[Tensor, "batch seq dim"]:
+        """The branch's output.
+
+        Args:
+            scope: Of `config.scope` for these tokens.
+            view: Where keys and values are kept; None: the tokens see each other only.
+            value_embeds: Looked-up value embeddings, kv_heads * head_dim wide.
+            deltas: Low-rank changes of the linear maps, one per row.
+        Raises:
+            ValueError: `value_embeds` for a layer without the gate.
+        """
+        deltas = deltas or {}
+        q, k, v = (self._heads(name, x, deltas) for name in ("q", "k", "v"))
+        q, k = self._prepare(q, k, scope.rotary)
+        if value_embeds is not None:
+            v = v + self._value(x, value_embeds)
+        mask, key_positions = scope.mask, scope.positions
+        if view is not None:
+            k, v, allowed = view.append(k, v)
+            key_positions = None if self.bias is None and self.config.window is None else view.positions
+            mask = self._cached_mask(allowed, scope.positions, key_positions)
+        bias = None if self.bias is None else self.bias(_distance(scope.positions, key_positions)).to(q.dtype)
+        y = self._attend(q, k, v, mask, bias, plain=view is None).transpose(1, 2).flatten(2)
+        if self.config.output_gate:
+            y = torch.sigmoid(project(self.g, x, deltas.get("g"))) * y
+        return project(self.o, y, deltas.get("o"))
+
+    def _heads(self, name: str, x: Tensor, deltas: Deltas) -> Tensor:
+        y = project(getattr(self, name), x, deltas.get(name))
+        return y.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)  # B H T d
+
+    def _prepare(self, q: Tensor, k: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
+        """Biases, rotary and QK-norm, in the configured order."""
+        if self.config.qk_bias:
+            q, k = q + self.qk_bias[0, :, None], k + self.qk_bias[1, :, None]
+        norm, position = self.config.qk_norm, self.config.position
+        rope_first = isinstance(position, Rope) and position.order == "before_norm"
+        for step in ("rotate", "norm") if rope_first else ("norm", "rotate"):
+            if step == "rotate" and isinstance(position, Rope):
+                q, k = position.rotate(q, rotary), position.rotate(k, rotary)
+            elif step == "norm" and norm is not None:
+                q, k = norm.apply(self.q_norm, q), norm.apply(self.k_norm, k)
+        return q, k
+
+    def _value(self, x: Tensor, value_embeds: Tensor) -> Tensor:
+        """What value embeddings add to v."""
+        if not self.config.value_embedding:
+            raise ValueError(
+                "attention: value_embeds must be None for a layer without a gate. Got a tensor. "
+                "Set value_embedding=True."
+            )
+        gate = 2 * torch.sigmoid(self.value_gate(x[..., : self.value_gate.in_features]))  # B T Hkv
+        return (gate[..., None] * value_embeds.unflatten(-1, (self.config.kv_heads, -1))).transpose(1, 2)
+
+    def _cached_mask(self, allowed: Tensor | None, positions: Tensor, key_positions: Tensor | None) -> Tensor | None:
+        """The cache's mask, narrowed to the window; the new keys are the last ones."""
+        mask = allowed
+        if self.config.window is not None:
+            near = self.config._in_window(_distance(positions, key_positions))
+            mask = near if allowed is None else allowed & near
+        return None if mask is None else _see_yourself(mask)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, *, plain: bool
+    ) -> Tensor:
+        grouped = self.config.kv_heads != self.config.heads
+        if self.config.softcap is not None:
+            return self._attend_capped(q, k, v, mask, bias)
+        if bias is not None and mask is not None:
+            bias = bias.masked_fill(~mask, -torch.inf)
+        score = mask if bias is None else bias
+        is_causal = plain and score is None and self.config.causal
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=score, is_causal=is_causal, enable_gqa=grouped)
+
+    def _attend_capped(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
+        """The same, with bounded scores, which no fused kernel offers."""
+        group = self.config.heads // self.config.kv_heads
+        q = q.unflatten(1, (-1, group))  # B Hkv group T d
+        score = (q @ k[:, :, None].mT) * self.config.head_dim**-0.5
+        score = (self.config.softcap * torch.tanh(score / self.config.softcap)).flatten(1, 2)  # B H T S
+        if bias is not None:
+            score = score + bias
+        if mask is not None:
+            score = score.masked_fill(~mask, -torch.inf)
+        weights = score.softmax(-1, dtype=torch.promote_types(score.dtype, torch.float32)).to(v.dtype)
+        return (weights.unflatten(1, (-1, group)) @ v[:, :, None]).flatten(1, 2)
+
+
+def _distance(queries: Tensor, keys: Tensor) -> Tensor:
+    """Positions of queries minus positions of keys, B T S."""
+    return queries[:, :, None] - keys[:, None, :]
+
+
+def _see_yourself(mask: Tensor) -> Tensor:
+    """`mask`, where a query that sees nothing sees itself: of S keys, the last T are the queries' own."""
+    seq, visible = mask.shape[-2:]
+    own = torch.ones(seq, visible, dtype=torch.bool, device=mask.device).tril(visible - seq).triu(visible - seq)
+    return mask | (own & ~mask.any(-1, keepdim=True))

@@ -1,0 +1,80 @@
+"""The contract of a gradient strategy: a walk over a plan that decides where the graph is cut.
+
+A segment is a stretch of applications; the state is detached between segments, and a segment without gradient runs
+under `no_grad`. The depth law says how many applications run; the strategy alone owns the window.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from looplab._registry import Registry
+from looplab.recurrence import state as states
+from looplab.recurrence.plan import Plan
+
+GRADIENT_STRATEGIES: Registry[type["GradientStrategy"]] = Registry(
+    "gradient strategy", package="looplab.recurrence.gradient"
+)
+
+Step = Callable[[Any, int, int], Any]
+"""(state, block, iteration) -> state."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Applications start .. stop - 1 of a plan."""
+
+    start: int
+    stop: int
+    gradient: bool
+
+
+class GradientStrategy(ABC):
+    """Which applications carry gradient."""
+
+    @abstractmethod
+    def segments(self, length: int) -> tuple[Segment, ...]:
+        """The cuts for a plan of `length` applications; together the segments cover it once."""
+
+    @property
+    def recomputes(self) -> bool:
+        """True where applications inside the window are run again during the backward pass."""
+        return False
+
+    def wrap(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        """Hook around one application (state, context, ...) -> outputs, for recomputation."""
+        return apply
+
+    def gradient_count(self, length: int) -> int:
+        """Applications that carry gradient; the rest run without."""
+        return sum(segment.stop - segment.start for segment in self.segments(length) if segment.gradient)
+
+    def walk(
+        self,
+        plan: Plan | list[tuple[int, int]],
+        step: Step,
+        state: Any,
+        on_segment_end: Callable[[Any, int], None] | None = None,
+    ) -> Any:
+        """Runs `step` along `plan` from `state`.
+
+        Args:
+            on_segment_end: Called with (state, number of applications so far) at the end of every segment that carries
+                gradient, before the state is detached: the place for that segment's loss.
+        Returns:
+            The last state, with the graph of the last segment.
+        """
+        entries = list(plan)
+        segments = self.segments(len(entries))
+        for index, segment in enumerate(segments):
+            if index:
+                state = states.detach(state)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and segment.gradient):
+                for block, iteration in entries[segment.start : segment.stop]:
+                    state = step(state, block, iteration)
+            if segment.gradient and on_segment_end is not None:
+                on_segment_end(state, segment.stop)
+        return state

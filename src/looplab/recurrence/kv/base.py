@@ -1,0 +1,296 @@
+"""The cache contract: slots belong to (block, layer, iteration), never to weights.
+
+    view(block, layer, iteration)    a window on one slot, whose append(keys, values) returns what queries may read
+    advance(T, executed)             once per forward, by the loop: the call's tokens become past tokens
+    readonly()                       this call's entries are visible to this call and then dropped
+
+Ranges of the storage of one (block, layer), per row:
+
+    0 ............ length ............ length + T ............ capacity
+    past tokens    tokens of this call                unused
+
+A call writes only at `length` and beyond, so not advancing is all it takes to drop its entries. Inside one call a query
+sees the call's own tokens at the same application under every rule; rules differ in what they read of past tokens.
+KV[p, t] is the entry that token p wrote at iteration t; e(p) is the number of iterations p ran.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from looplab._types import Bool, Float, Int
+from looplab.nn.cost import KV_SLOTS
+
+Slots = dict[tuple[int, int], tuple[Tensor, Tensor]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KVRule(ABC):
+    """What a query at iteration t reads of a past token. A declared policy object; `cache` makes its storage."""
+
+    @property
+    def size(self) -> int:
+        """The rule's own number, where it has one."""
+        return 0
+
+    @property
+    def exact(self) -> bool:
+        """True where cached decoding equals full recomputation."""
+        return False
+
+    def slots(self, iterations: int) -> int:
+        """Slots per core layer for a block that runs `iterations` iterations."""
+        return KV_SLOTS[type(self).__name__](iterations, self.size)
+
+    @abstractmethod
+    def cache(
+        self,
+        *,
+        rows: int,
+        capacity: int,
+        iterations: Mapping[int, int],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> "Cache":
+        """An empty cache for `rows` rows of at most `capacity` tokens.
+
+        Args:
+            iterations: Block -> iterations it will run at most (`plan.iterations()`).
+        """
+
+    def __str__(self) -> str:
+        fields = (repr(getattr(self, f.name)) for f in dataclasses.fields(self))
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+
+class Cache(ABC):
+    """Keys and values of past tokens. Rows, capacity and the largest iteration per block are fixed when it is made."""
+
+    rule: KVRule
+
+    def __init__(
+        self,
+        rule: KVRule,
+        *,
+        rows: int,
+        capacity: int,
+        iterations: Mapping[int, int],
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ):
+        self.rule = rule
+        self.capacity = capacity
+        self.iterations = dict(iterations)
+        self.length = 0
+        self.valid = torch.zeros(rows, capacity, dtype=torch.bool, device=device)
+        self.positions = torch.zeros(rows, capacity, dtype=torch.long, device=device)
+        self.executed = {b: torch.zeros(rows, capacity, dtype=torch.long, device=device) for b in self.iterations}
+        self._dtype = dtype
+        self._slots: Slots = {}
+        self.padded = False
+        self._least = dict.fromkeys(self.iterations, 2**31)
+        self.uniform: int | None = None
+        self._active: Tensor | None = None
+        self._readonly = False
+
+    @property
+    def rows(self) -> int:
+        """Rows held."""
+        return self.valid.shape[0]
+
+    def stage(self, positions: Int[Tensor, "batch seq"], valid: Bool[Tensor, "batch seq"] | None) -> None:
+        """Announces the tokens of this call; `encode` does it before the first layer runs.
+
+        Raises:
+            ValueError: Another number of rows, or more tokens than fit.
+        """
+        rows, tokens = positions.shape
+        if rows != self.rows:
+            raise ValueError(f"cache has {self.rows} rows, tokens have {rows}. Use cache.select(rows)")
+        if self.length + tokens > self.capacity:
+            raise ValueError(f"cache: {self.length + tokens} tokens exceed capacity {self.capacity}")
+        span = slice(self.length, self.length + tokens)
+        self.positions[:, span] = positions
+        self.valid[:, span] = True if valid is None else valid
+        self.padded = self.padded or valid is not None
+
+    def launch(self, iteration: int | None, active: Bool[Tensor, " batch"] | None = None) -> None:
+        """The loop's announcement of the next application.
+
+        Args:
+            iteration: What every row runs, so that a read is a slice; None: rows differ, a read gathers over slots.
+            active: Rows outside it write nothing.
+        """
+        self.uniform, self._active = iteration, active
+
+    def view(self, block: int, layer: int, iteration: Int[Tensor, " batch"] | None) -> "KVView":
+        """The slot of one application of one layer; rows that `launch` called inactive write nothing.
+
+        Args:
+            block: Index of the block, or `plan.PRELUDE` / `plan.CODA`, whose layers have one slot.
+            layer: Which layer of the block.
+            iteration: One index per row; None outside the loop.
+        """
+        if block < 0:
+            return KVView(self, block, layer, None, None)
+        return KVView(self, block, layer, iteration, self._active)
+
+    def advance(self, tokens: int, executed: Mapping[int, Int[Tensor, "batch seq"]]) -> None:
+        """The call's tokens become past tokens; block -> iterations each of them ran (e(p)). Called once per forward."""
+        if self._readonly:
+            return
+        span = slice(self.length, self.length + tokens)
+        for block, counts in executed.items():
+            self.executed[block][:, span] = counts
+            seen = counts[self.valid[:, span]]
+            if seen.numel():
+                self._least[block] = min(self._least[block], int(seen.min()))
+        self.length += tokens
+
+    @contextmanager
+    def readonly(self) -> Iterator["Cache"]:
+        """Inside it, `advance` does nothing: the call's entries are dropped and the cache is left as it was."""
+        before, self._readonly = (self.padded, self._readonly), True
+        try:
+            yield self
+        finally:
+            self.padded, self._readonly = before
+
+    def select(self, rows: Sequence[int] | Int[Tensor, " rows"]) -> "Cache":
+        """A new cache with copies of these rows, in this order; a row may occur several times (beams)."""
+        index = torch.as_tensor(rows, dtype=torch.long, device=self.valid.device)
+        picked = self.rule.cache(
+            rows=len(index),
+            capacity=self.capacity,
+            iterations=self.iterations,
+            dtype=self._dtype,
+            device=self.valid.device,
+        )
+        picked.length, picked.padded, picked._least = self.length, self.padded, dict(self._least)
+        picked.valid, picked.positions = self.valid[index], self.positions[index]
+        picked.executed = {block: counts[index] for block, counts in self.executed.items()}
+        picked._slots = {name: (keys[:, index], values[:, index]) for name, (keys, values) in self._slots.items()}
+        return picked
+
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        """Replaces the rows in place by these (beam search)."""
+        self.__dict__.update(self.select(rows).__dict__)
+
+    def crop(self, length: int) -> None:
+        """Forgets all tokens from `length` on."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cache.crop: length must be 0..{self.length}. Got {length}.")
+        self.length = length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values of the tokens held; allocated but empty room is not counted."""
+        return sum(
+            2 * keys[:, :, :, : self.length].numel() * keys.element_size() for keys, _ in self._slots.values()
+        )
+
+    def storage(self, block: int, layer: int, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [slots, rows, kv_heads, capacity, head_dim] of one layer, made at first use."""
+        if (block, layer) not in self._slots:
+            slots = self.rule.slots(self.iterations[block]) if block >= 0 else 1
+            shape = (slots, self.rows, keys.shape[1], self.capacity, keys.shape[3])
+            # Zeros, not empty memory: a masked NaN would still poison an attention sum.
+            self._slots[block, layer] = (
+                torch.zeros(shape, dtype=self._dtype, device=keys.device),
+                torch.zeros(shape, dtype=self._dtype, device=keys.device),
+            )
+        return self._slots[block, layer]
+
+    @abstractmethod
+    def slot(self, iteration: Any) -> Any:
+        """Slot that is written (and the call's own tokens read from) at an iteration: an int, or a tensor per row."""
+
+    @abstractmethod
+    def past(
+        self, block: int, store: Tensor, iteration: Int[Tensor, " batch"], end: int
+    ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
+        """What each row reads of tokens 0 .. end: past tokens by the rule, its own from the slot it wrote."""
+
+    @abstractmethod
+    def missing(self, block: int, iteration: Int[Tensor, " batch"]) -> Bool[Tensor, "batch past"] | None:
+        """Past tokens that have nothing to read at this iteration; None where every one has."""
+
+
+@dataclasses.dataclass
+class KVView:
+    """One application of one layer, seen through a cache."""
+
+    cache: Cache
+    block: int
+    layer: int
+    iteration: Int[Tensor, " batch"] | None
+    active: Bool[Tensor, " batch"] | None
+
+    def append(
+        self,
+        keys: Float[Tensor, "batch kv_heads seq head_dim"],
+        values: Float[Tensor, "batch kv_heads seq head_dim"],
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Stores this call's keys (after rotary and QK-norm) and values; returns all that is visible.
+
+        Returns:
+            keys and values Float[batch kv_heads visible head_dim], and Bool[batch 1 seq visible] of what each query may
+            read, or None where every query may read every key. A query of padding reads itself.
+        """
+        if torch.is_grad_enabled() and keys.requires_grad:
+            raise ValueError("cache: keys must not carry a gradient. Got a graph. Decode under torch.no_grad().")
+        cache, start = self.cache, self.cache.length
+        end = start + keys.shape[2]
+        stores = cache.storage(self.block, self.layer, keys)
+        for store, new in zip(stores, (keys, values), strict=True):
+            self._write(store, new.to(store.dtype), start, end)
+        seen_keys, seen_values = (self._read(store, end).to(keys.dtype) for store in stores)
+        return seen_keys, seen_values, self._allowed(start, end)
+
+    @property
+    def positions(self) -> Int[Tensor, "batch visible"]:
+        """Positions of all visible keys, those of this call included."""
+        return self.cache.positions[:, : self._end]
+
+    _end: int = 0
+
+    def _write(self, store: Tensor, new: Tensor, start: int, end: int) -> None:
+        self._end = end
+        if self.active is not None:
+            new = torch.where(self.active.view(-1, 1, 1, 1), new, self._own(store, start, end))
+        if self.iteration is None:
+            store[0, :, :, start:end] = new
+        elif self.cache.uniform is not None:
+            store[self.cache.slot(self.cache.uniform), :, :, start:end] = new
+        else:
+            rows = torch.arange(new.shape[0], device=new.device)
+            store[:, :, :, start:end][self.cache.slot(self.iteration), rows] = new
+
+    def _own(self, store: Tensor, start: int, end: int) -> Tensor:
+        if self.iteration is None:
+            return store[0, :, :, start:end]
+        rows = torch.arange(store.shape[1], device=store.device)
+        return store[:, :, :, start:end][self.cache.slot(self.iteration), rows]
+
+    def _read(self, store: Tensor, end: int) -> Tensor:
+        if self.iteration is None:
+            return store[0, :, :, :end]
+        return self.cache.past(self.block, store, self.iteration, end)
+
+    def _allowed(self, start: int, end: int) -> Tensor | None:
+        cache, tokens = self.cache, end - start
+        absent = None if self.iteration is None else cache.missing(self.block, self.iteration)
+        if tokens == 1 and absent is None and not cache.padded:
+            return None
+        index = torch.arange(end, device=cache.valid.device)
+        own = torch.arange(start, end, device=cache.valid.device)
+        allowed = cache.valid[:, None, :end] & (index <= own[:, None])
+        if absent is not None:
+            allowed = allowed.clone()
+            allowed[:, :, :start] &= ~absent[:, None]
+        return (allowed | (index == own[:, None]))[:, None]

@@ -1,0 +1,95 @@
+"""DepthIndexed: one slot per (layer, iteration), as looped models are trained.
+
+    a query at iteration t reads KV[p, t] of a past token p; if p stopped before (t >= e(p)), the `missing` rule decides
+
+Exact: cached decoding equals full recomputation as long as nothing is missing. Known from Ouro (arXiv:2510.25741),
+Huginn's full cache (arXiv:2502.05171; `CopyLast` is its `latest-m4`) and Dory's `per_loop`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from looplab._types import Bool, Float, Int
+from looplab.recurrence.kv.base import Cache, KVRule
+
+
+@dataclass(frozen=True)
+class CopyLast:
+    """Read the token's last entry, KV[p, e(p) - 1]."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Do not see the token at this iteration."""
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Raise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthIndexed(KVRule):
+    """One slot per iteration; `missing` says what stands in for an entry that was never written."""
+
+    missing: CopyLast | Skip | Refuse = Refuse()
+
+    @property
+    def exact(self) -> bool:
+        return isinstance(self.missing, Refuse)
+
+    def cache(
+        self,
+        *,
+        rows: int,
+        capacity: int,
+        iterations: Mapping[int, int],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> "DepthIndexedCache":
+        return DepthIndexedCache(self, rows=rows, capacity=capacity, iterations=iterations, dtype=dtype, device=device)
+
+
+class DepthIndexedCache(Cache):
+    """Storage of `DepthIndexed`."""
+
+    rule: DepthIndexed
+
+    def slot(self, iteration: Any) -> Any:
+        return iteration
+
+    def past(
+        self, block: int, store: Tensor, iteration: Int[Tensor, " batch"], end: int
+    ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
+        store = store[:, :, :, :end]
+        if isinstance(self.rule.missing, CopyLast) and self._some_missing(block):
+            # Slot of each visible token: the query's own iteration, or the last one the token ran.
+            last = self.executed[block][:, : self.length] - 1
+            slot = iteration[:, None].expand(-1, end).clone()
+            slot[:, : self.length] = torch.minimum(slot[:, : self.length], last.clamp(min=0))
+            index = slot[None, :, None, :, None].expand(1, -1, store.shape[2], -1, store.shape[4])
+            return store.gather(0, index)[0]
+        if self.uniform is not None:
+            return store[self.uniform]
+        return store[iteration, torch.arange(store.shape[1], device=store.device)]
+
+    def missing(self, block: int, iteration: Int[Tensor, " batch"]) -> Bool[Tensor, "batch past"] | None:
+        if isinstance(self.rule.missing, CopyLast) or not self._some_missing(block):
+            return None
+        absent = (iteration[:, None] >= self.executed[block][:, : self.length]) & self.valid[:, : self.length]
+        if isinstance(self.rule.missing, Refuse) and bool(absent.any()):
+            row, token = (int(i) for i in absent.nonzero()[0])
+            raise ValueError(
+                f"cache: token {token} of row {row} ran {int(self.executed[block][row, token])} iterations; iteration "
+                f"{int(iteration[row])} of block {block} is asked for. Use DepthIndexed(missing=CopyLast()) or Skip()."
+            )
+        return absent
+
+    def _some_missing(self, block: int) -> bool:
+        """False if no past token stopped before the iteration of this launch; True also where rows differ."""
+        least = self._least.get(block, 0)
+        return self.length > 0 and (least <= self.uniform if self.uniform is not None else least < self.iterations[block])

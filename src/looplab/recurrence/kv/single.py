@@ -1,0 +1,48 @@
+"""Single: one slot per layer, overwritten by every iteration.
+
+    a query at iteration t reads KV[p, e(p) - 1] of a past token p, and its own call's tokens at t
+
+It changes the model: cached decoding does not equal full recomputation, except for a plan of one iteration. Known as
+terminal sharing (Ouro's authors, arXiv:2510.25741), and as `last_loop` in Dory.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from looplab._types import Bool, Float, Int
+from looplab.recurrence.kv.base import Cache, KVRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Single(KVRule):
+    """One slot per core layer."""
+
+    def cache(
+        self,
+        *,
+        rows: int,
+        capacity: int,
+        iterations: Mapping[int, int],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> "SingleCache":
+        return SingleCache(self, rows=rows, capacity=capacity, iterations=iterations, dtype=dtype, device=device)
+
+
+class SingleCache(Cache):
+    """Storage of `Single`."""
+
+    def slot(self, iteration: Any) -> Any:
+        return iteration * 0
+
+    def past(
+        self, block: int, store: Tensor, iteration: Int[Tensor, " batch"], end: int
+    ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
+        return store[0, :, :, :end]
+
+    def missing(self, block: int, iteration: Int[Tensor, " batch"]) -> Bool[Tensor, "batch past"] | None:
+        return None

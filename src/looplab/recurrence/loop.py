@@ -1,0 +1,295 @@
+"""The loop, written once and outside the models.
+
+    context = encode(tokens);  s_0 = init_state(context, noise)
+    s_{k+1} = step(s_k, context, block_k, iteration_k)             along the plan
+    logits  = head(coda(s_K, context))
+
+Depth is an argument: a plan, a number of steps, or one number per row. Gradient windows, recomputation, caches,
+recording and counting are handed in. `walk` runs many plans at once and makes every common prefix only once.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from looplab._types import Bool, Float, Int
+from looplab.recurrence import state as states
+from looplab.recurrence.depth.base import DepthSampler
+from looplab.recurrence.gradient.base import GradientStrategy
+from looplab.recurrence.gradient.full import FullBPTT
+from looplab.recurrence.kv.base import Cache, KVRule
+from looplab.recurrence.ledger import Ledger
+from looplab.recurrence.plan import Plan, PlanNode, Steps, check_steps
+from looplab.recurrence.spec import LoopSpec
+from looplab.recurrence.trace import Recorder
+
+
+@dataclass
+class Output:
+    """What a forward pass returns. `logits` is None when none were asked for."""
+
+    logits: Float[Tensor, "batch kept vocab"] | None
+    hidden: Float[Tensor, "batch seq dim"]
+    state: Any
+    context: Any
+    plan: Plan
+
+
+def run_plan(
+    model: Any,
+    plan: Plan,
+    context: Any,
+    state: Any,
+    *,
+    active: Sequence[Bool[Tensor, " batch"] | None] | None = None,
+    cache: Cache | None = None,
+    gradient: GradientStrategy | None = None,
+    on_segment_end: Callable[[Any, int], None] | None = None,
+    recorder: Recorder | None = None,
+    ledger: Ledger | None = None,
+) -> Any:
+    """The state after running `plan` from `state`.
+
+    Args:
+        active: Per application, the rows it changes (None: all). Other rows keep their state.
+        gradient: Where the graph is cut (default: nowhere).
+        on_segment_end: See `GradientStrategy.walk`.
+        recorder: Keeps states and records; states of one segment keep their graph.
+        ledger: Receives the counts.
+    """
+    strategy = gradient or FullBPTT()
+    rows, tokens = context.embeds.shape[:2]
+    model.spec.check(plan)
+    wants_record = recorder is not None and recorder.keep_records
+
+    def application(state: Any, context: Any, block: int, iteration: int) -> tuple[Any, dict[str, Any] | None]:
+        index = torch.full((rows,), iteration, dtype=torch.long, device=context.embeds.device)
+        record: dict[str, Any] | None = {} if wants_record else None
+        # The record is an output of the recomputed unit, so what a model puts into it keeps its gradient.
+        return model.step(state, context, block, index, cache, record=record), record
+
+    wrapped = strategy.wrap(application)
+    done = 0
+
+    def step(state: Any, block: int, iteration: int) -> Any:
+        nonlocal done
+        mask = None if active is None else active[done]
+        if cache is not None:
+            cache.launch(iteration, mask)
+        new, record = wrapped(state, context, block, iteration)
+        if mask is not None:
+            new = states.where(mask, new, state)
+        if recorder is not None:
+            recorder.applied(new, record)
+        if ledger is not None:
+            ledger.count_step(
+                model.spec,
+                block,
+                rows=rows if mask is None else int(mask.sum()),
+                tokens=tokens,
+                past=0 if cache is None else cache.length,
+                gradient=torch.is_grad_enabled(),
+                recomputed=strategy.recomputes,
+            )
+        done += 1
+        return new
+
+    if recorder is not None:
+        recorder.start(state)
+    return strategy.walk(plan, step, state, on_segment_end)
+
+
+def forward(
+    model: Any,
+    tokens: Int[Tensor, "batch seq"],
+    *,
+    num_steps: Steps | Int[Tensor, " batch"] | None = None,
+    plan: Plan | None = None,
+    noise: Float[Tensor, "batch seq noise"] | None = None,
+    positions: Int[Tensor, "batch seq"] | None = None,
+    valid: Bool[Tensor, "batch seq"] | None = None,
+    extras: Mapping[str, Tensor] | None = None,
+    cache: Cache | None = None,
+    gradient: GradientStrategy | None = None,
+    recorder: Recorder | None = None,
+    ledger: Ledger | None = None,
+    logits_to_keep: int | None = None,
+) -> Output:
+    """One forward pass of any looped model.
+
+    Args:
+        num_steps: Iterations per block (default: the model's), a tuple with one count per block, or one count per row.
+        plan: The applications to run, instead of `num_steps`.
+        noise: Standard normal numbers for models with a random start (`state.standard_noise`).
+        valid: False on padding.
+        logits_to_keep: Trailing tokens whose logits are made; None: all, 0: none.
+    Raises:
+        ValueError: Both `num_steps` and `plan`; a depth or index that the model does not have.
+    """
+    if plan is not None and num_steps is not None:
+        raise ValueError("forward: give num_steps or plan, not both.")
+    plan, active = (plan, None) if plan is not None else depth_plan(model.spec, num_steps)
+    rows, length = tokens.shape
+    past = 0 if cache is None else cache.length
+    carries = torch.is_grad_enabled()
+    context = model.encode(tokens, cache, positions=positions, valid=valid, extras=extras)
+    if ledger is not None:
+        ledger.count_encode(model.spec, rows=rows, tokens=length, past=past, gradient=carries)
+    state = model.init_state(context, noise)
+    state = run_plan(
+        model,
+        plan,
+        context,
+        state,
+        active=active,
+        cache=cache,
+        gradient=gradient,
+        recorder=recorder,
+        ledger=ledger,
+    )
+    hidden = model.coda(state, context, cache)
+    kept = hidden if logits_to_keep is None else hidden[:, max(0, length - logits_to_keep) :]
+    logits = model.head(kept) if kept.shape[1] else None
+    if ledger is not None:
+        ledger.count_coda(model.spec, rows=rows, tokens=length, past=past, gradient=carries)
+        ledger.count_head(model.spec, tokens=rows * kept.shape[1], gradient=carries)
+    if cache is not None:
+        cache.advance(length, _executed(plan, active, rows, length, tokens.device))
+        if ledger is not None:
+            ledger.kv_bytes = max(ledger.kv_bytes, cache.nbytes)
+    return Output(logits=logits, hidden=hidden, state=state, context=context, plan=plan)
+
+
+def depth_plan(
+    spec: LoopSpec, num_steps: Steps | Int[Tensor, " batch"] | None
+) -> tuple[Plan, list[Bool[Tensor, " batch"] | None] | None]:
+    """The plan of `num_steps`, and per application the rows that take part (None: all rows of every application).
+
+    With one count per row, the plan is that of the deepest row; a row takes part in an application that its own plan
+    contains. Warns once when a depth lies beyond the trained law.
+    """
+    if not isinstance(num_steps, Tensor):
+        if num_steps is not None:
+            _warn_beyond(spec, check_steps(num_steps))
+        return spec.plan(num_steps), None
+    if num_steps.dim() != 1 or num_steps.is_floating_point() or num_steps.numel() == 0 or int(num_steps.min()) < 0:
+        raise ValueError(f"num_steps must be an int >= 0 or Int[batch]. Got {num_steps}")
+    counts = [int(n) for n in num_steps]
+    _warn_beyond(spec, max(counts))
+    plan = spec.plan(max(counts))
+    own = {n: set(spec.plan(n)) for n in set(counts)}
+    active: list[Bool[Tensor, " batch"] | None] = []
+    for application in plan:
+        taking = [application in own[n] for n in counts]
+        active.append(None if all(taking) else torch.tensor(taking, device=num_steps.device))
+    return plan, active
+
+
+def new_cache(
+    spec: LoopSpec,
+    *,
+    rows: int,
+    capacity: int,
+    num_steps: Steps | None = None,
+    rule: KVRule | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Cache:
+    """An empty cache that fits `spec` at `num_steps`.
+
+    Warns when `rule` is not the one the model was trained with: it then decodes another model.
+
+    Raises:
+        ValueError: The model is not causal, or does not support the rule.
+    """
+    if not spec.causal:
+        raise ValueError(f"{spec.name} is not causal: no KV cache. Pass cache=None")
+    rule = rule or spec.kv_rule
+    if rule not in spec.kv_rules:
+        supported = ", ".join(sorted({type(r).__name__ for r in spec.kv_rules}))
+        raise ValueError(f"cache: {spec.name} supports {supported} only; got {rule}")
+    if rule != spec.kv_rule:
+        warnings.warn(
+            f"kv_rule={rule} is not the trained rule {spec.kv_rule}; decoding under it changes the model.", stacklevel=2
+        )
+    return rule.cache(
+        rows=rows, capacity=capacity, iterations=spec.plan(num_steps).iterations(), dtype=dtype, device=device
+    )
+
+
+def walk(
+    model: Any,
+    context: Any,
+    state: Any,
+    root: PlanNode,
+    visit: Callable[[PlanNode, Any], None],
+    *,
+    ledger: Ledger | None = None,
+) -> int:
+    """Runs all plans of a trie from one initial state; each node is applied exactly once.
+
+    Depth first, children in the order given; a state is dropped before its last child is entered, so the number of live
+    states is bounded by the shape of the trie. Runs without gradient and without a cache.
+
+    Args:
+        visit: Called with (node, state) at every node in whose `wanted` is something, the root included.
+    Returns:
+        The largest number of states alive at once.
+    """
+    rows, tokens = context.embeds.shape[:2]
+    largest = 1
+    # Frames of (state, children not yet entered, last one first).
+    frames: list[tuple[Any, list[PlanNode]]] = [(state, root.children[::-1])]
+    if root.wanted:
+        visit(root, state)
+    del state
+    with torch.no_grad():
+        while frames:
+            current, waiting = frames[-1]
+            node = waiting.pop() if waiting else None
+            if not waiting:
+                frames.pop()
+            if node is None:
+                continue
+            assert node.application is not None
+            block, iteration = node.application
+            index = torch.full((rows,), iteration, dtype=torch.long, device=context.embeds.device)
+            new = model.step(current, context, block, index)
+            del current
+            if ledger is not None:
+                ledger.count_step(model.spec, block, rows=rows, tokens=tokens)
+            if node.wanted:
+                visit(node, new)
+            if node.children:
+                frames.append((new, node.children[::-1]))
+            largest = max(largest, len(frames) + (not node.children))
+            del new
+    return largest
+
+
+def _executed(
+    plan: Plan, active: list[Any] | None, rows: int, length: int, device: torch.device
+) -> dict[int, Int[Tensor, "batch seq"]]:
+    """Block -> iterations that each token of this call ran."""
+    counts: dict[int, Tensor] = {}
+    for index, (block, _) in enumerate(plan):
+        mask = None if active is None else active[index]
+        ran = torch.ones(rows, dtype=torch.long, device=device) if mask is None else mask.long()
+        counts[block] = counts[block] + ran if block in counts else ran
+    return {block: ran[:, None].expand(rows, length) for block, ran in counts.items()}
+
+
+def _warn_beyond(spec: LoopSpec, num_steps: Steps) -> None:
+    if not isinstance(spec.trained_depth, DepthSampler):
+        return
+    trained = max(spec.trained_depth.support())
+    asked = len(spec.plan(num_steps)) if spec.trained_depth.of_prefix else num_steps
+    if (asked if isinstance(asked, int) else max(asked)) > trained:
+        warnings.warn(
+            f"num_steps={num_steps} is beyond the trained depth {spec.trained_depth}; results are out of distribution",
+            stacklevel=3,
+        )

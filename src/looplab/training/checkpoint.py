@@ -1,0 +1,240 @@
+"""Checkpoints: folders that appear whole or not at all, and from which a run continues bit for bit.
+
+    step_400/config.json, model.safetensors, tokenizer.json    the model; opens by itself (models/folder.py)
+    step_400/optimizer.safetensors                             state of the optimizer, by parameter name
+    step_400/state.json                                        run configuration, progress, sizes and sums of the others
+    latest                                                     name of the newest
+
+A folder is written as step_400.partial, flushed to the disk, renamed; then `latest` is replaced. Nothing is unpickled.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import looplab
+from looplab._config import config_hash, from_dict, to_dict
+from looplab.data.packing import DataState
+from looplab.data.tokenizers import FILE as TOKENIZER_FILE
+from looplab.data.tokenizers import SPECIALS, Tokenizer
+from looplab.models.base import LoopedLM
+from looplab.models.folder import load_tensors, read_tensors, save_folder, save_tensors
+from looplab.records import dump_json, encode_json, write_atomic
+from looplab.recurrence.ledger import Ledger
+from looplab.training.config import RunConfig
+from looplab.training.optimizer import load_state, state_tensors
+
+OPTIMIZER, STATE, LATEST = "optimizer.safetensors", "state.json", "latest"
+SCHEMA = 1
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Where a run stands, apart from weights and optimizer."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    tokens: int = 0
+    """Input tokens processed."""
+    depth_sum: int = 0
+    """Sum of the drawn depths."""
+    gradient_sum: int = 0
+    """Sum of the applications with gradient."""
+    skips: int = 0
+    skips_in_row: int = 0
+    seconds: float = 0.0
+    ledger: Ledger = field(default_factory=Ledger)
+    metrics_bytes: int = 0
+    """Length of metrics.jsonl."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified folder and what its state.json says."""
+
+    path: Path
+    config: RunConfig
+    progress: Progress
+    data: DataState
+
+
+def save_checkpoint(
+    run: Path,
+    config: RunConfig,
+    model: LoopedLM,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    data: DataState,
+    tokenizer: Tokenizer,
+    *,
+    mark: str = "",
+) -> Path:
+    """Writes `step_<n><mark>` into the folder of a run, and deletes all but the newest `config.keep`.
+
+    Args:
+        mark: "_diverged": a folder for inspection, which no run resumes from.
+    """
+    final = run / f"step_{progress.step}{mark}"
+    partial = run / f"{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    save_model(partial, config, model, progress, tokenizer)
+    save_tensors(partial / OPTIMIZER, state_tensors(optimizer, model))
+    state = {
+        "schema": SCHEMA,
+        "versions": {"looplab": looplab.__version__, "torch": torch.__version__},
+        "config": to_dict(config),
+        "config_hash": config_hash(config),
+        "progress": {**vars(progress), "ledger": progress.ledger.to_dict()},
+        "data": to_dict(data),
+        "files": {file.name: _measure(file) for file in sorted(partial.iterdir())},
+    }
+    (partial / STATE).write_text(dump_json({**state, "sum": _sum(state)}))
+    for file in [*partial.iterdir(), partial]:
+        _flush(file)
+    shutil.rmtree(final, ignore_errors=True)
+    os.rename(partial, final)
+    _flush(run)
+    if not mark:
+        write_atomic(run / LATEST, f"{final.name}\n")
+        for old in checkpoints(run)[config.keep :]:
+            shutil.rmtree(old)
+    return final
+
+
+def save_model(
+    folder: Path,
+    config: RunConfig,
+    model: LoopedLM,
+    progress: Progress,
+    tokenizer: Tokenizer,
+    *,
+    final_loss: float | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Writes the model of a run as a folder that opens by itself.
+
+    Args:
+        final_loss: Held-out nats per token at the trained depth.
+        dtype: Type of the stored tensors; None: as they are.
+    """
+    source = Path(config.data.tokenizer)
+    in_bytes = config.data.tokenizer == "bytes"
+    trained: dict[str, Any] = {
+        "recipe": config.recipe,
+        "seed": config.seed,
+        "steps": progress.step,
+        "tokens": progress.tokens,
+        "trained_depth": str(model.spec.trained_depth),
+        "config_hash": config_hash(config),
+        "tokenizer_hash": tokenizer.hash,
+    }
+    if final_loss is not None:
+        trained["final_loss"] = final_loss
+    save_folder(
+        folder,
+        model,
+        tokenizer="bytes" if in_bytes else source / TOKENIZER_FILE if source.is_dir() else source,
+        token_ids={name: getattr(tokenizer, name) for name in SPECIALS if getattr(tokenizer, name) is not None},
+        trained=trained,
+        dtype=dtype,
+    )
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Finished checkpoints of a run, the newest first."""
+    found = [(int(m[1]), path) for path in run.iterdir() if (m := re.fullmatch(r"step_(\d+)", path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def newest_checkpoint(run: Path) -> Checkpoint | None:
+    """The newest checkpoint whose files are all as they were written; None where the run has none.
+
+    Warns about every broken one that is passed over.
+
+    Raises:
+        ValueError: All are broken, or one was written by another version's schema.
+    """
+    paths = checkpoints(run)
+    for path, older in zip(paths, [*paths[1:], None], strict=True):
+        fault, state = _verify(path)
+        if fault is None:
+            return _checkpoint(path, state)
+        if older is None:
+            raise ValueError(f"{fault} No earlier checkpoint is left. Start a new run in another folder.")
+        warnings.warn(f"{fault} Falling back to {older.name}.", stacklevel=2)
+    return None
+
+
+def restore(checkpoint: Checkpoint, model: LoopedLM, optimizer: torch.optim.Optimizer) -> None:
+    """Puts weights and optimizer state back."""
+    load_tensors(model, read_tensors(checkpoint.path / "model.safetensors"))
+    load_state(optimizer, model, read_tensors(checkpoint.path / OPTIMIZER))
+
+
+def remove_partial(run: Path) -> None:
+    """Deletes what a killed run left unfinished."""
+    for path in run.glob("step_*.partial"):
+        shutil.rmtree(path)
+
+
+def _verify(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """What is wrong with a checkpoint (None: nothing), and its state."""
+    where = f"{path.name}/{STATE}"
+    try:
+        state = json.loads((path / STATE).read_bytes())
+        recorded = state.pop("sum")
+    except (OSError, ValueError, KeyError, AttributeError):
+        return f"{where}: missing or not readable.", {}
+    if _sum(state) != recorded:
+        return f"{where}: changed since it was written.", {}
+    if state["schema"] != SCHEMA:
+        raise ValueError(
+            f"{where}: schema {state['schema']}, this version reads {SCHEMA}. Resume with looplab "
+            f"{state['versions']['looplab']}."
+        )
+    for name, expected in state["files"].items():
+        if not (path / name).is_file():
+            return f"{path.name}/{name}: missing.", {}
+        size = (path / name).stat().st_size
+        if size != expected["bytes"]:
+            return f"{path.name}/{name}: {size:,} of {expected['bytes']:,} bytes.", {}
+        if _measure(path / name) != expected:
+            return f"{path.name}/{name}: changed since it was written.", {}
+    return None, state
+
+
+def _checkpoint(path: Path, state: Mapping[str, Any]) -> Checkpoint:
+    counts = {**state["progress"]["ledger"]}
+    counts.pop("row_applications")
+    counts["applications"] = {int(block): n for block, n in counts["applications"].items()}
+    progress = Progress(**{**state["progress"], "ledger": Ledger(**counts)})
+    return Checkpoint(path, RunConfig.read(state["config"]), progress, from_dict(DataState, state["data"]))
+
+
+def _measure(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return {"bytes": file.stat().st_size, "blake2b": digest}
+
+
+def _sum(state: Mapping[str, Any]) -> str:
+    text = json.dumps(encode_json(dict(state)), sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Makes sure that a file, or the entries of a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,72 @@
+"""Learning-rate schedules: the factor of the peak rate, as a pure function of the step.
+
+    warmup:  (step + 1) / warmup_steps                          step counts from 0, so the first step is not lost
+    after:   x = (step - warmup_steps) / (steps - warmup_steps)
+             constant 1;   linear  1 - (1 - floor) x;   cosine  floor + (1 - floor) (1 + cos(pi x)) / 2
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(ABC):
+    """A linear warm-up, then what the subclass says."""
+
+    warmup_steps: int = 0
+    """Optimizer steps until the peak."""
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise ValueError(f"{type(self).__name__}.warmup_steps must be at least 0. Got {self.warmup_steps}.")
+
+    def factor(self, step: int, steps: int) -> float:
+        """Share of the peak rate at `step` (from 0) of a run of `steps`."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        return self.after(min(1.0, (step - self.warmup_steps) / max(1, steps - self.warmup_steps)))
+
+    @abstractmethod
+    def after(self, x: float) -> float:
+        """The factor at the fraction x of what follows the warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """The peak rate to the end."""
+
+    def after(self, x: float) -> float:
+        """The factor at the fraction x of what follows the warm-up."""
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decay(Schedule):
+    """Down to a floor at the end of the run."""
+
+    floor: float = 0.0
+    """Share of the peak rate that is left at the end."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.floor <= 1:
+            raise ValueError(f"{type(self).__name__}.floor must be in [0, 1]. Got {self.floor}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(_Decay):
+    """A straight line down to the floor."""
+
+    def after(self, x: float) -> float:
+        """The factor at the fraction x of what follows the warm-up."""
+        return 1.0 - (1.0 - self.floor) * x
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(_Decay):
+    """Half a cosine down to the floor."""
+
+    def after(self, x: float) -> float:
+        """The factor at the fraction x of what follows the warm-up."""
+        return self.floor + (1.0 - self.floor) * (1.0 + math.cos(math.pi * x)) / 2.0

@@ -1,0 +1,96 @@
+"""Slow twins of the loop: plain Python, one application after another, with cuts written out by hand."""
+
+import torch
+
+
+def cuts(length, *, window=None, every=None):
+    """Numbers of applications after which the state is detached, and after which a loss is read."""
+    if window is not None:
+        return ({length - window} if length > window else set()), {length}
+    if every is not None:
+        ends = set(range(every, length, every)) | {length}
+        return ends - {length}, ends
+    return set(), {length}
+
+
+def detached(state):
+    """Every tensor of a state without its graph."""
+    if isinstance(state, torch.Tensor):
+        return state.detach()
+    return type(state)(*(part.detach() for part in state))
+
+
+def loss(model, plan, context, state, detach, score, loss_of):
+    """Sum of the losses after the applications in `score`; the graph is cut after those in `detach`."""
+    total = 0.0
+    rows = context.embeds.shape[0]
+    for done, (block, iteration) in enumerate(plan, start=1):
+        state = model.step(state, context, block, torch.full((rows,), iteration))
+        if done in score:
+            total = total + loss_of(state, context)
+        if done in detach:
+            state = detached(state)
+    return total
+
+
+class KeepAll:
+    """A cache that stores every KV[p, layer, t] in a dict and reads past tokens by the definition of the rule."""
+
+    def __init__(self, copy_last):
+        self.copy_last = copy_last
+        self.entries = {}
+        self.ran = []
+        self.padded = False
+
+    @property
+    def length(self):
+        return len(self.ran)
+
+    def stage(self, positions, valid):
+        self.tokens = positions.shape[1]
+
+    def launch(self, iteration, active=None):
+        self.iteration = iteration
+
+    def view(self, block, layer, iteration):
+        return _KeepAllView(self, block, layer, None if block < 0 else int(iteration[0]))
+
+
+class _KeepAllView:
+    def __init__(self, cache, block, layer, iteration):
+        self.cache, self.block, self.layer, self.iteration = cache, block, layer, iteration
+
+    def append(self, keys, values):
+        cache, start = self.cache, self.cache.length
+        for offset in range(keys.shape[2]):
+            name = (start + offset, self.block, self.layer, self.iteration)
+            cache.entries[name] = (keys[:, :, offset], values[:, :, offset])
+        seen, visible = [], []
+        for p in range(start + keys.shape[2]):
+            t = self.iteration
+            missing = p < start and t is not None and t >= cache.ran[p]
+            if missing:
+                t = cache.ran[p] - 1
+            seen.append(cache.entries[p, self.block, self.layer, t])
+            visible.append(not missing or cache.copy_last)
+        allowed = torch.zeros(1, 1, keys.shape[2], len(seen), dtype=torch.bool)
+        for query in range(keys.shape[2]):
+            for p in range(start + query + 1):
+                allowed[0, 0, query, p] = visible[p]
+        return torch.stack([k for k, _ in seen], 2), torch.stack([v for _, v in seen], 2), allowed
+
+
+def decode_with_missing(model, ids, pieces, end, *, copy_last, noise):
+    """Logits of the last piece of one row, where piece ((start, stop), steps) ran `steps` iterations."""
+    cache = KeepAll(copy_last)
+    for (start, stop), steps in pieces:
+        at = torch.arange(start, stop)[None]
+        context = model.encode(ids[None, start:stop], cache, positions=at)
+        state = model.init_state(context, noise(at))
+        for t in range(steps):
+            state = model.step(state, context, 0, torch.tensor([t]), cache)
+        logits = model.head(model.coda(state, context, cache))[0]
+        cache.ran += [steps] * (stop - start)
+        if stop == end:
+            return logits
+    raise ValueError("end is not the end of a piece")
