@@ -6,7 +6,7 @@ WORKERS ?= auto
 .PHONY: demo test lint types wheel clean
 
 demo: .venv/installed
-	$(BIN)/looplab audit looplab/2x4-fixed --out demo-out
+	$(BIN)/looplab audit text-2x4-fixed --out demo-out
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n $(WORKERS)

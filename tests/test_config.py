@@ -1,7 +1,6 @@
+import importlib
 import json
 import math
-import subprocess
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -177,14 +176,17 @@ def test_what_would_not_come_back_is_not_written():
         to_dict(Sort(kind="a"))
 
 
-def test_choices_of_a_family_are_found_without_importing_their_files():
-    """A law in recurrence/depth/ can be read by someone who imported only the family's base."""
-    code = (
-        "import sys\n"
-        "from looplab._config import from_dict\n"
-        "from looplab.recurrence.depth.base import Depth\n"
-        "law = from_dict(Depth, {'kind': 'FixedDepth', 'num_steps': 4})\n"
-        "print(type(law).__module__, law.num_steps)"
+def test_choices_of_a_family_are_found_without_importing_their_files(tmp_path, monkeypatch):
+    """A new file in a family's folder is all it takes: nobody else imports it."""
+    folder = tmp_path / "shapes_of_config"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "base.py").write_text("class Shape:\n    pass\n")
+    (folder / "square.py").write_text(
+        "from dataclasses import dataclass\nfrom shapes_of_config.base import Shape\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Square(Shape):\n    side: int\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout == "looplab.recurrence.depth.fixed 4\n", result.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    base = importlib.import_module("shapes_of_config.base")
+    square = from_dict(base.Shape, {"kind": "Square", "side": 2})
+    assert (type(square).__module__, square.side) == ("shapes_of_config.square", 2)

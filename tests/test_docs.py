@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from looplab.cli import COMMANDS, main
+from looplab.cli import COMMANDS, EXAMPLES, main
+from looplab.interop import builtin_names
+from looplab.models.base import PRESETS
 from source import ROOT, SRC, module_files
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -64,6 +66,19 @@ def test_looplab_commands_exist_with_their_options(page, words, capsys):
     assert stopped.value.code == 0
     known = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
     assert set(options) <= known, f"{page}: {command} has no {sorted(set(options) - known)}"
+
+
+def test_models_that_are_named_are_built_in():
+    """In pages, in `looplab --help` and in the Makefile: `looplab audit MODEL`, `looplab describe MODEL`."""
+    lines = [(page, words) for page, words in SHELL_LINES if words[0] == "looplab"]
+    lines += [("looplab --help", example.split()) for example, _ in EXAMPLES]
+    lines += [
+        ("Makefile", line.split()) for line in (ROOT / "Makefile").read_text().splitlines() if "/looplab " in line
+    ]
+    named = {(page, w[2]) for page, w in lines if w[1] in ("audit", "describe") and not w[2].startswith("-")}
+    assert {page for page, _ in named} >= {"README.md", "looplab --help", "Makefile"}
+    known = {*builtin_names(), *PRESETS}
+    assert not {(page, model) for page, model in named if model not in known}
 
 
 def test_make_targets_exist():

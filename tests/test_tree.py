@@ -69,6 +69,16 @@ def test_test_files_mirror_a_module():
     assert not lost, "\n".join(lost)
 
 
+def test_slow_twins_import_nothing_of_ours():
+    ours = [
+        where(path, imported.line)
+        for path in sorted((ROOT / "tests" / "reference").rglob("*.py"))
+        for imported in imports(path)
+        if imported.name.split(".")[0] == "looplab"
+    ]
+    assert not ours, f"a twin that shares code proves nothing: {ours}"
+
+
 def test_names_say_what_is_inside():
     vague = [str(path.relative_to(ROOT)) for path in module_files() if path.stem in VAGUE or path.parent.name in VAGUE]
     assert not vague, f"a file without a concept: {vague}"

@@ -185,4 +185,4 @@ class TinyDense(Planted):
 
     def __init__(self, layers: int = 8):
         super().__init__(lambda state, truth, block, iteration: state + truth / layers, steps=(1,) * layers)
-        self.spec = tiny_spec(Sequential(), layers, LETTERS)
+        self.spec = tiny_spec(Sequential(), layers, LETTERS, trained_depth=FixedDepth(num_steps=1))

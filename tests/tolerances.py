@@ -31,3 +31,36 @@ BLOCKS = {"rtol": 1e-12, "atol": 1e-13}
 
 BLOCK_GRADIENTS = {"rtol": 1e-10, "atol": 1e-12}
 """The same for gradients, which sum over all tokens of the batch."""
+
+TEMPERATURE = {"rtol": 1e-4, "atol": 0.0}
+"""Fitted temperature against golden section: float32 logits stop at |beta f'| <= 1e-6."""
+
+TEMPERATURE_LOSS = {"rtol": 0.0, "atol": 1e-9}
+"""Its loss in float64: quadratic in the error of the temperature."""
+
+SCORES = {"rtol": 1e-10, "atol": 1e-12}
+"""float64 token statistics from streamed moments against sums written out over the vocabulary."""
+
+FLOAT32_SCORES = {"rtol": 2e-5, "atol": 2e-6}
+"""The same with float32 exponentials, logits of order 10."""
+
+RECORDED = {"rtol": 1e-4, "atol": 1e-6}
+"""Against numbers that original float32 code recorded, where the definition is the same."""
+
+RECORDED_SHARES = {"rtol": 1e-9, "atol": 1e-12}
+"""Recorded bootstraps over recorded draws and document sums: the same float64 arithmetic in another order."""
+
+REFIT_NATS = 1e-4
+"""Largest loss difference in nats between an expanded refit and an exact one (spec bound)."""
+
+CHUNKED = {"rtol": 1e-12, "atol": 1e-13}
+"""float64 losses and gradients summed over chunks or micro-batches instead of at once (spec bound 1e-12)."""
+
+DIFFERENCES = {"rtol": 1e-7, "atol": 1e-9}
+"""float64 central differences with a step of 1e-5: truncation error of order 1e-10, rounding of order 1e-11."""
+
+SPLIT = {"rtol": 1e-5, "atol": 1e-6}
+"""float32 losses and gradients of a batch cut into micro-batches: the same sums in another order."""
+
+BF16_LOSS = 0.02
+"""Relative error of a loss near log(vocab) under bfloat16 autocast, a handful of layers."""

@@ -9,14 +9,23 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AuditConfig": "looplab.audit.protocol",
-    "AuditResult": "looplab.audit.protocol",
+    "AuditConfig": "looplab.audit.config",
+    "AuditResult": "looplab.audit.result",
+    "Finding": "looplab.records",
+    "Ledger": "looplab.recurrence.ledger",
+    "Level": "looplab.records",
+    "LoopSpec": "looplab.recurrence.spec",
+    "LoopedLM": "looplab.models.base",
+    "Plan": "looplab.recurrence.plan",
     "audit_model": "looplab.audit.protocol",
-    "load": "looplab.interop",
+    "build": "looplab.models.base",
+    "forward": "looplab.recurrence.loop",
+    "load": "looplab.interop.checkpoint",
+    "train": "looplab.training.trainer",
 }
 """Public name -> the module that defines it."""
 
-__all__ = ["__version__", *sorted(_HOMES)]
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -96,9 +96,8 @@ def _canonical(value: Any) -> Any:
 
 def _concrete(cls: type) -> list[type]:
     """`cls` and its subclasses, as far as they are dataclasses that can be built."""
-    module = cls.__module__
-    if module.startswith("looplab.") and module.endswith(".base"):
-        import_folder(module.removesuffix(".base"))  # a family: each file of its folder may hold a choice
+    if cls.__module__.endswith(".base"):
+        import_folder(cls.__module__.removesuffix(".base"))  # a family: each file of its folder may hold a choice
     own = [cls] if dataclasses.is_dataclass(cls) and not inspect.isabstract(cls) else []
     below: list[type] = cls.__subclasses__()
     return own + [found for sub in below for found in _concrete(sub)]
@@ -148,8 +147,9 @@ def _union(args: tuple[Any, ...], value: Any, path: str) -> Any:
     classes = [a for a in args if isinstance(a, type) and _concrete(a)]
     if classes and isinstance(value, Mapping):
         return from_dict(_choose(classes, value, path), value, path=path)
-    # The value's own type first: 3 stays an int in `float | int`.
-    for hint in sorted((a for a in args if a not in classes), key=lambda a: a is not type(value)):
+    for hint in args:
+        if hint in classes:
+            continue
         try:
             return _value(hint, value, path)
         except TypeError:

@@ -7,6 +7,8 @@ from looplab.data import corpus
 from looplab.data.corpus import builtin_corpus, is_heldout
 from looplab.data.documents import DataError
 
+SPLITS = ("train", "heldout")
+
 
 def test_the_corpus_has_the_stated_size():
     train, heldout = builtin_corpus("train").documents, builtin_corpus("heldout").documents
@@ -17,7 +19,7 @@ def test_the_corpus_has_the_stated_size():
 
 
 def test_no_document_occurs_twice_or_on_both_sides():
-    keys = [d.key for split in ("train", "heldout") for d in builtin_corpus(split).documents]
+    keys = [d.key for split in SPLITS for d in builtin_corpus(split).documents]
     assert len(keys) == len(set(keys))
 
 
@@ -30,11 +32,20 @@ def test_building_again_imports_nothing_and_gives_the_same_documents_and_hash():
     assert set(sys.modules) == modules
 
 
+def test_every_topic_of_the_language_reference_is_there():
+    from pydoc_data.topics import topics
+
+    words = {split: " ".join(" ".join(d.text.split()) for d in builtin_corpus(split).documents) for split in SPLITS}
+    for name, text in topics.items():
+        first = " ".join(text.split("\n\n")[0].split())
+        assert any(first in words[split] for split in SPLITS), name
+
+
 def test_a_whole_module_is_on_one_side():
     import json.decoder
 
     side = "heldout" if is_heldout("json") else "train"
-    texts = {split: "\n".join(d.text for d in builtin_corpus(split).documents) for split in ("train", "heldout")}
+    texts = {split: "\n".join(d.text for d in builtin_corpus(split).documents) for split in SPLITS}
     other = "train" if side == "heldout" else "heldout"
     for docstring in (json.__doc__, json.decoder.JSONDecoder.__doc__):
         sentence = docstring.strip().split("\n")[0]
@@ -43,7 +54,8 @@ def test_a_whole_module_is_on_one_side():
 
 
 def test_the_split_knows_names_by_their_hash_alone():
-    assert is_heldout("_strptime") == is_heldout("strptime")
+    names = ("json", "argparse", "strptime", "pyio")
+    assert [is_heldout(f"_{name}") for name in names] == [is_heldout(name) for name in names] == [True] + [False] * 3
     share = sum(is_heldout(f"name{i}") for i in range(10_000)) / 10_000
     assert 0.14 < share < 0.16
     assert [is_heldout(name) for name in ("json", "argparse", "email", "topic:class")] == [True, False, True, True]
@@ -54,13 +66,13 @@ def test_docstrings_come_from_the_syntax_tree_in_order(tmp_path, monkeypatch):
     (tmp_path / "json" / "__init__.py").write_text('"""Module."""\nraise SystemExit\n')
     (tmp_path / "json" / "later.py").write_text(
         'if True:\n    class A:\n        """Class."""\n        async def f(self):\n            """Method."""\n'
-        'try:\n    pass\nexcept OSError:\n    def g():\n        """Module."""\n'
+        'try:\n    pass\nexcept OSError:\n    def g():\n        """Handler."""\n    def h():\n        """Module."""\n'
     )
     (tmp_path / "json" / "tests").mkdir()
     (tmp_path / "json" / "tests" / "x.py").write_text('"""A test."""')
     (tmp_path / "turtle.py").write_text('"""Left out."""')
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    assert list(corpus._modules()) == [("json", "Module."), ("json", "Class.\n\nMethod.")]
+    assert list(corpus._modules()) == [("json", "Module."), ("json", "Class.\n\nMethod.\n\nHandler.")]
 
 
 def test_a_python_without_sources_says_so(tmp_path, monkeypatch):

@@ -13,6 +13,12 @@ from looplab.nn.rope import ALiBi, Learned, NoPE, RelativeBias, Rope
 from reference import attention as reference
 from tolerances import BLOCK_GRADIENTS, BLOCKS, CACHED, EXACT
 
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 DIM = 12
 SMALL = Attention(heads=4, kv_heads=2, head_dim=6, position=Rope(base=100.0))
 MHA = replace(SMALL, kv_heads=4)
@@ -110,7 +116,7 @@ class AppendOnly:
 
     @property
     def positions(self):
-        return self.all_positions[:, : self.keys.shape[2]]
+        return self.all_positions[:, : 0 if self.keys is None else self.keys.shape[2]]
 
     def append(self, keys, values):
         old = 0 if self.keys is None else self.keys.shape[2]
@@ -123,6 +129,7 @@ class AppendOnly:
         allowed = torch.ones(seq, visible, dtype=torch.bool).tril(old).expand(batch, 1, seq, visible)
         if self.all_valid is not None:
             allowed = allowed & self.all_valid[:, None, None, :visible]
+            allowed = allowed | (torch.eye(visible, dtype=torch.bool)[old:] & ~allowed.any(-1, keepdim=True))
         return self.keys, self.values, allowed
 
 
@@ -165,7 +172,7 @@ def test_low_rank_changes_equal_changed_weights_row_by_row():
     module = built(config)
     x, positions = data()
     low_rank = {
-        name: LowRank(torch.randn(2, 3, i, dtype=torch.float64), torch.randn(2, o, 3, dtype=torch.float64))
+        name: LowRank(*(0.2 * torch.randn(s, dtype=torch.float64) for s in ((2, 3, i), (2, o, 3))))
         for name, (i, o) in config.linears(DIM).items()
     }
     assert set(low_rank) == {"q", "k", "v", "o", "g"}
@@ -307,7 +314,6 @@ def test_a_scope_can_be_cut_by_rows():
         ({"heads": 6, "kv_heads": 4}, r"heads \(6\) must be a multiple of kv_heads \(4\)"),
         ({"qk_bias": True, "heads": 8}, r"attention\.qk_bias .* kv_heads must equal heads \(8\)\. Got 2"),
         ({"head_dim": 15}, r"attention\.head_dim must be even for Rope\. Got 15"),
-        ({"position": "rope"}, r"attention\.position: .* Got 'rope'"),
         ({"window": 0}, r"attention\.window must be at least 1 .* Got 0"),
         ({"softcap": 0.0}, r"attention\.softcap must be positive\. Got 0"),
         ({"head_dim": 0}, r"attention\.head_dim must be at least 1\. Got 0"),
@@ -324,8 +330,20 @@ def test_what_a_call_cannot_mean_is_refused():
         run(built(SMALL), x, positions, value_embeds=torch.randn(2, 5, 12, dtype=torch.float64))
     with pytest.raises(ValueError, match="document_ids must be None under a cache"):
         SMALL.scope(positions, document_ids=positions, cached=True)
-    with pytest.raises(ValueError, match=r"RMS\.over must be 'head' or 'full'\. Got 'token'"):
-        RMS(affine=True, over="token", eps=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value", "message"),
+    [
+        (SMALL, "position", "rope", r"attention\.position: .* Got 'rope'"),
+        (HEAD_NORM, "over", "token", r"RMS\.over must be 'head' or 'full'\. Got 'token'"),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_refused_where_types_are_not_checked(config, field, value, message):
+    config = replace(config)
+    object.__setattr__(config, field, value)
+    with pytest.raises(ValueError, match=message):
+        config.__post_init__()
 
 
 @pytest.mark.parametrize("name", CASES)

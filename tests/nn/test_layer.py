@@ -10,6 +10,12 @@ from looplab.nn.rope import Rope
 from reference import attention, layers
 from tolerances import BLOCK_GRADIENTS, BLOCKS, EXACT
 
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 ATTENTION = Attention(heads=2, kv_heads=1, head_dim=4, position=Rope(base=100.0))
 PLACEMENTS = [PreNorm(), SandwichSum(), PreAndBranch(), BranchOnly(), PostSum()]
 POSITIONS = torch.arange(4).expand(2, -1)
@@ -27,7 +33,9 @@ def layer(placement):
 
 
 def inputs():
-    return torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True), ATTENTION.scope(POSITIONS, dtype=torch.float64)
+    return torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True), ATTENTION.scope(
+        POSITIONS, dtype=torch.float64
+    )
 
 
 def written_out(made, h, gains=None):

@@ -5,6 +5,11 @@ from looplab.nn.linear import Init, LowRank, linear, project
 from tolerances import BLOCKS
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 def test_a_matrix_starts_with_the_asked_standard_deviation_and_an_output_with_its_own():
     torch.manual_seed(0)
     init = Init(std=0.3, out_std=0.05)

@@ -8,6 +8,12 @@ from looplab.nn.mlp import FeedForward, Gelu, ReluSquared, SwiGLU
 from reference import layers
 from tolerances import BLOCK_GRADIENTS, BLOCKS
 
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 CASES = [SwiGLU(hidden=9), ReluSquared(hidden=9), ReluSquared(hidden=9, scale=0.5), Gelu(hidden=9)]
 
 
@@ -44,7 +50,9 @@ def test_low_rank_changes_equal_changed_weights_row_by_row(config):
     }
     y = module(x, deltas=deltas)
     for row in range(2):
-        weights = {n: p + deltas[n.split(".")[0]].b[row] @ deltas[n.split(".")[0]].a[row] for n, p in module.named_parameters()}
+        weights = {
+            n: p + deltas[n.split(".")[0]].b[row] @ deltas[n.split(".")[0]].a[row] for n, p in module.named_parameters()
+        }
         changed = torch.func.functional_call(module, weights, (x[row : row + 1],))
         torch.testing.assert_close(y[row : row + 1], changed, **BLOCKS)
 

@@ -7,6 +7,12 @@ from looplab.nn.norm import BranchOnly, LayerNorm, Norm, Placement, PostSum, Pre
 from reference import layers
 from tolerances import BLOCK_GRADIENTS, BLOCKS
 
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 PLACEMENTS = [PreNorm(), SandwichSum(), PreAndBranch(), BranchOnly(), PostSum()]
 
 
@@ -17,6 +23,11 @@ def shaken(module, seed=0):
     for parameter in module.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return module
+
+
+def unused(x):
+    """Stands where a placement has no norm."""
+    raise AssertionError("a norm that the placement does not have was called")
 
 
 @pytest.mark.parametrize("config", [RMSNorm(eps=0.1), LayerNorm(eps=0.1)], ids=lambda c: type(c).__name__)
@@ -57,7 +68,7 @@ def test_a_placement_equals_its_twin(placement, gate):
     n1, n2 = shaken(RMSNorm().build(6)), shaken(RMSNorm().build(6), seed=1)
     branch = shaken(nn.Linear(6, 6))
     h = torch.randn(2, 3, 6, dtype=torch.float64)
-    before, after = (n if side in placement.norms else None for n, side in ((n1, "in"), (n2, "out")))
+    before, after = (n if side in placement.norms else unused for n, side in ((n1, "in"), (n2, "out")))
     factor = None if gate is None else torch.tensor(gate, dtype=torch.float64)
     twin = layers.place(type(placement).__name__, h, branch, n1, n2, 1.0 if gate is None else gate)
     torch.testing.assert_close(placement.apply(h, branch, before, after, factor), twin, **BLOCKS)

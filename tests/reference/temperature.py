@@ -39,10 +39,7 @@ def fit(logits, targets, *, low=1e-4, high=2e3, sweeps=240, weights=None):
     targets = np.asarray(targets)
     weights = np.ones(len(logits)) if weights is None else np.asarray(weights, dtype=np.float64)
     largest = logits.max(axis=1)
-    if targets.ndim == 1:
-        chosen = logits[np.arange(len(logits)), targets]
-    else:
-        chosen = (logits * targets).sum(axis=1)
+    chosen = logits[np.arange(len(logits)), targets] if targets.ndim == 1 else (logits * targets).sum(axis=1)
 
     def loss(log_beta):
         beta = math.exp(log_beta)

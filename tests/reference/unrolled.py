@@ -57,6 +57,8 @@ class KeepAll:
 
 
 class _KeepAllView:
+    positions = None
+
     def __init__(self, cache, block, layer, iteration):
         self.cache, self.block, self.layer, self.iteration = cache, block, layer, iteration
 

@@ -24,9 +24,14 @@ def estimate(value: float, half: float) -> r.Estimate:
     """`value` with symmetric intervals of half width `half` at 95 %."""
     low, high, narrow = value - half, value + half, 0.84 * half
     return r.Estimate(
-        value=value, low=low, high=high, low90=value - narrow, high90=value + narrow,
-        plain_low=low + 0.01 * half, plain_high=high - 0.01 * half,
-    )  # fmt: skip
+        value=value,
+        low=low,
+        high=high,
+        low90=value - narrow,
+        high90=value + narrow,
+        plain_low=low + 0.01 * half,
+        plain_high=high - 0.01 * half,
+    )
 
 
 def looped_loss(last: int) -> Loss:
@@ -52,42 +57,79 @@ def probed(value: float, probe: str, factor: float = 1.0) -> float:
 
 
 def card(name: str, full: FullPlan, *, dense: bool = False, trained: tuple[int, int] | None = (8, 8)) -> r.ModelCard:
-    blocks = tuple(f"block {b}: 1 layer, reads the state and the context, writes the state" for b in sorted(full.writers))
-    law = "unknown" if trained is None else f"fixed {trained[1]}" if trained[0] == trained[1] else f"uniform {trained[0]}..{trained[1]}"
+    blocks = tuple("1 layer, reads the state and the context, writes the state" for _ in full.writers)
+    law = (
+        "unknown"
+        if trained is None
+        else f"fixed {trained[1]}"
+        if trained[0] == trained[1]
+        else f"uniform {trained[0]}..{trained[1]}"
+    )
     return r.ModelCard(
-        name=name, source=name, architecture="dense" if dense else "looped", version="1",
+        name=name,
+        source=name,
+        architecture="dense" if dense else "looped",
+        version="1",
         parameters={"embedding": 32_768, "prelude": 262_144, "core": 131_072, "head": 32_768, "total": 458_752},
-        dense=dense, blocks=blocks, default_steps="1" if dense else "(4, 4)", trained_depth=law, trained_units=trained,
-        applications=len(full.plan), unit_applications=len(full.units[0]), units=full.M, kmid=full.kmid,
-        index_parts=() if dense else ("iteration embedding",), kv_rule="DepthIndexed(Refuse)", noise_width=0,
-        vocabulary=256, max_positions=512, dtype="float32", weight_hash="a3f1c05d9be2470c", tokenizer="bytes",
-    )  # fmt: skip
+        dense=dense,
+        blocks=blocks,
+        default_steps="1" if dense else "(4, 4)",
+        trained_depth=law,
+        trained_units=trained,
+        applications=len(full.plan),
+        unit_applications=len(full.units[0]),
+        units=full.M,
+        kmid=full.kmid,
+        index_parts=() if dense else ("iteration embedding",),
+        kv_rule="DepthIndexed(Refuse)",
+        noise_width=0,
+        vocabulary=256,
+        max_positions=512,
+        dtype="float32",
+        weight_hash="a3f1c05d9be2470c",
+        tokenizer="bytes",
+    )
 
 
 def schedule_result(name: str, k: int | None, value: float, factor: float) -> r.ScheduleResult:
     excess = value - FLOOR
     losses = tuple(
         r.ProbeLoss(
-            probe=probe, loss=estimate(probed(value, probe, factor), 0.06),
-            per_byte=probed(value, probe, factor), seeds=(probed(value, probe, factor),),
+            probe=probe,
+            loss=estimate(probed(value, probe, factor), 0.06),
+            per_byte=probed(value, probe, factor),
+            seeds=(probed(value, probe, factor),),
         )
         for probe in PROBES
-    )  # fmt: skip
+    )
     uniform = excess > 1.4
     temperature = r.TemperatureFit(
-        beta=0.0 if uniform else 1 / (1 + 0.6 * excess), temperature=None if uniform else 1 + 0.6 * excess,
-        status="uniform" if uniform else "converged", low=None if uniform else 0.97 + 0.55 * excess,
-        high=None if uniform else 1.03 + 0.66 * excess, passes=5, in_sample=None, cross={},
-    )  # fmt: skip
+        beta=0.0 if uniform else 1 / (1 + 0.6 * excess),
+        temperature=None if uniform else 1 + 0.6 * excess,
+        status="uniform" if uniform else "converged",
+        low=None if uniform else 0.97 + 0.55 * excess,
+        high=None if uniform else 1.03 + 0.66 * excess,
+        passes=5,
+        in_sample=None,
+        cross={},
+    )
     metrics = tuple(
         r.TokenMetrics(
-            probe=probe, accuracy=0.48 - 0.1 * excess, confidence=0.5, ece=0.03 + 0.05 * excess, ece_equal_mass=0.03,
-            brier=0.61 + 0.05 * excess, entropy=2.1, logit_norm=41.0, logit_norm_centred=40.2,
-            kl_to_full=excess if probe == "raw" else None, agreement_to_full=0.9 - 0.2 * excess if probe == "raw" else None,
+            probe=probe,
+            accuracy=0.48 - 0.1 * excess,
+            confidence=0.5,
+            ece=0.03 + 0.05 * excess,
+            ece_equal_mass=0.03,
+            brier=0.61 + 0.05 * excess,
+            entropy=2.1,
+            logit_norm=41.0,
+            logit_norm_centred=40.2,
+            kl_to_full=excess if probe == "raw" else None,
+            agreement_to_full=0.9 - 0.2 * excess if probe == "raw" else None,
             bins=(),
         )
         for probe in ("raw", "temperature")
-    )  # fmt: skip
+    )
     affine = r.AffineFit(penalty=0.001, converged=True, convex=True, iterations=31)
     return r.ScheduleResult(
         name=name, k=k, diverged_at=None, losses=losses, temperature=temperature, affine=affine, metrics=metrics
@@ -122,12 +164,19 @@ class Planted:
         effect = None if reasons else estimate(mean, self.half * abs(mean) + 0.003)
         draws = len(plus) > 1 and effect is not None
         return r.Contrast(
-            name=f"{'mean permute' if draws else plus[0]} - {minus}", plus=plus[0], minus=minus, probe=probe, family=family, k=k,
-            effect=effect, spread=(min(effects), max(effects)) if draws else None,
+            name=f"{'mean permute' if draws else plus[0]} - {minus}",
+            plus=plus[0],
+            minus=minus,
+            probe=probe,
+            family=family,
+            k=k,
+            effect=effect,
+            spread=(min(effects), max(effects)) if draws else None,
             margin=None if effect is None else 0.02,
-            equivalent=None if effect is None else max(abs(effect.low90), abs(effect.high90)) < 0.02, bitwise_equal=False,
+            equivalent=None if effect is None else max(abs(effect.low90), abs(effect.high90)) < 0.02,
+            bitwise_equal=False,
             reason=f"not identifiable: {reasons[0]}" if reasons else None,
-        )  # fmt: skip
+        )
 
     def contrasts(self) -> tuple[r.Contrast, ...]:
         found = []
@@ -154,39 +203,66 @@ class Planted:
                     gap, gross = self.q(row.name) - self.q("full"), self.q(row.name) - self.q(row.name, probe)
                     net = gross - at_full
                     share = estimate(net / gap, 0.014) if gap > 0.05 else None
-                    word = "inconclusive (gap too small)" if share is None else "present" if share.low > 0.05 else "absent"
+                    word = (
+                        "inconclusive (gap too small)" if share is None else "present" if share.low > 0.05 else "absent"
+                    )
                     found.append(
                         r.ProbeGain(
-                            probe=probe, schedule=row.name, k=row.k or 0, gap=estimate(gap, 0.03), gross=estimate(gross, 0.02),
-                            gross_full=estimate(at_full, 0.002), net=estimate(net, 0.015), share=share, word=word,
+                            probe=probe,
+                            schedule=row.name,
+                            k=row.k or 0,
+                            gap=estimate(gap, 0.03),
+                            gross=estimate(gross, 0.02),
+                            gross_full=estimate(at_full, 0.002),
+                            net=estimate(net, 0.015),
+                            share=share,
+                            word=word,
                             flattening=gap > 1.4,
                         )
-                    )  # fmt: skip
+                    )
         return tuple(found)
 
 
-WORDS = {"application": "substantial", "distinct": "negligible (equivalent to zero within 0.020 nats), but not zero", "composition": "dominant"}  # fmt: skip
+WORDS = {
+    "application": "substantial",
+    "distinct": "negligible (equivalent to zero within 0.020 nats), but not zero",
+    "composition": "dominant",
+}
 
 
 def decomposition(planted: Planted, kmid: int, probe: str, seed_deviation: float | None) -> r.Decomposition:
-    chain = ("prefix(1)", "repeat(1)", f"repeat({kmid})" if kmid < len(Plan.parse(planted.rows[0].plan)) else "full", "full")
+    chain = (
+        "prefix(1)",
+        "repeat(1)",
+        f"repeat({kmid})" if kmid < len(Plan.parse(planted.rows[0].plan)) else "full",
+        "full",
+    )
     gap = planted.q("prefix(1)", probe) - planted.q("full", probe)
     parts = []
     for name, plus, minus in zip(("application", "distinct", "composition"), chain[:-1], chain[1:], strict=True):
         nats = planted.q(plus, probe) - planted.q(minus, probe)
         trivial = planted.word(plus) == planted.word(minus)
         whole = not trivial and {planted.word(x) for x in chain} == {planted.word(plus), planted.word(minus)}
-        reason = "the block has no iteration index" if trivial else "takes the whole gap by construction" if whole else None
+        reason = (
+            "the block has no iteration index" if trivial else "takes the whole gap by construction" if whole else None
+        )
         parts.append(
             r.Part(
-                name=name, plus=plus, minus=minus, nats=None if reason else estimate(nats, 0.02 * abs(nats) + 0.001),
+                name=name,
+                plus=plus,
+                minus=minus,
+                nats=None if reason else estimate(nats, 0.02 * abs(nats) + 0.001),
                 share=None if reason else estimate(nats / gap, 0.02 * abs(nats / gap) + 0.002),
-                seed_deviation=None if reason else seed_deviation, equivalent=None if reason else abs(nats) < 0.018,
-                bitwise_equal=False, word=f"not identifiable ({reason})" if reason else WORDS[name],
+                seed_deviation=None if reason else seed_deviation,
+                equivalent=None if reason else abs(nats) < 0.018,
+                bitwise_equal=False,
+                word=f"not identifiable ({reason})" if reason else WORDS[name],
                 reason=None if reason is None else f"not identifiable: {reason}",
             )
-        )  # fmt: skip
-    return r.Decomposition(probe=probe, gap=estimate(gap, 0.03 * gap), gap_measurable=True, margin=0.02, parts=tuple(parts))
+        )
+    return r.Decomposition(
+        probe=probe, gap=estimate(gap, 0.03 * gap), gap_measurable=True, margin=0.02, parts=tuple(parts)
+    )
 
 
 def sentence(domain: str, card: r.ModelCard, decompositions: Sequence[r.Decomposition], gain: r.ProbeGain) -> str:
@@ -194,7 +270,9 @@ def sentence(domain: str, card: r.ModelCard, decompositions: Sequence[r.Decompos
     share = gain.share
     refit = f"Refitting the readout ({gain.probe}) removes {r.percent(share)} of the gap, net of full depth."
     if not decompositions:
-        return f"On {domain}, cutting the stack to {gain.k} of {card.units} layers costs {r.nats(gain.gap)} nats. {refit}"
+        return (
+            f"On {domain}, cutting the stack to {gain.k} of {card.units} layers costs {r.nats(gain.gap)} nats. {refit}"
+        )
     raw = decompositions[0]
 
     def part(name: str) -> str:
@@ -202,18 +280,31 @@ def sentence(domain: str, card: r.ModelCard, decompositions: Sequence[r.Decompos
         return found.word if found.nats is None else f"{r.nats(found.nats)} nats, {found.word}"
 
     return (
-        f"On {domain}, {card.applications} applications instead of 1 lower the loss by {r.nats(raw.gap)} nats. Running more "
-        f"applications of the first unit: {part('application')}; distinct iterations inside the first block: "
+        f"On {domain}, {card.applications} applications instead of 1 lower the loss by {r.nats(raw.gap)} nats. Running "
+        f"more applications of the first unit: {part('application')}; distinct iterations inside the first block: "
         f"{part('distinct')}; later blocks: {part('composition')}. {refit}"
     )
 
 
 def documents(name: str) -> r.DocumentCounts:
     return r.DocumentCounts(
-        source=f"{name}.txt", data_hash="77b0a1c4", read=431, duplicates=4, empty=1, unscored=0, evaluation=200,
-        calibration=200, evaluation_tokens=101_422, calibration_tokens=50_000, evaluation_bytes=101_422, affine_tokens=12_000,
-        longest=1024, cut=17, overlap=0.012, padding=0.041,
-    )  # fmt: skip
+        source=f"{name}.txt",
+        data_hash="77b0a1c4",
+        read=431,
+        duplicates=4,
+        empty=1,
+        unscored=0,
+        evaluation=200,
+        calibration=200,
+        evaluation_tokens=101_422,
+        calibration_tokens=50_000,
+        evaluation_bytes=101_422,
+        affine_tokens=12_000,
+        longest=1024,
+        cut=17,
+        overlap=0.012,
+        padding=0.041,
+    )
 
 
 def domain(name: str, model: r.ModelCard, planted: Planted, control: r.DenseControl | None) -> r.DomainResult:
@@ -221,14 +312,22 @@ def domain(name: str, model: r.ModelCard, planted: Planted, control: r.DenseCont
     best = max((gain for gain in gains if gain.k == min(g.k for g in gains)), key=lambda gain: gain.net.value)
     parts = () if model.dense else tuple(decomposition(planted, model.kmid, probe, None) for probe in PROBES)
     return r.DomainResult(
-        name=name, documents=documents(name), schedules=planted.schedules(), contrasts=planted.contrasts(),
-        decompositions=parts, gains=gains, gaps_per_byte=planted.gaps(), control=control,
+        name=name,
+        documents=documents(name),
+        schedules=planted.schedules(),
+        contrasts=planted.contrasts(),
+        decompositions=parts,
+        gains=gains,
+        gaps_per_byte=planted.gaps(),
+        control=control,
         verdict=r.Verdict(
-            sentence=sentence(name, model, parts, best), words={p.name: p.word for p in parts[0].parts} if parts else {},
-            best_probe=best.probe, probe_words={g.probe: g.word for g in gains if g.k == best.k},
+            sentence=sentence(name, model, parts, best),
+            words={p.name: p.word for p in parts[0].parts} if parts else {},
+            best_probe=best.probe,
+            probe_words={g.probe: g.word for g in gains if g.k == best.k},
             recurrence="not supported" if control else "not measured",
         ),
-    )  # fmt: skip
+    )
 
 
 def dense_control() -> r.DenseControl:
@@ -237,15 +336,27 @@ def dense_control() -> r.DenseControl:
     planted = Planted(rows, dense_loss, 0.9, 0.05)
     comparisons = tuple(
         r.ControlComparison(
-            probe=probe, looped_k=1, dense_k=dense_k, at=at, looped_gap_per_byte=0.83, dense_gap_per_byte=gap,
-            difference=estimate(0.01, 0.03), word="not supported",
+            probe=probe,
+            looped_k=1,
+            dense_k=dense_k,
+            at=at,
+            looped_gap_per_byte=0.83,
+            dense_gap_per_byte=gap,
+            difference=estimate(0.01, 0.03),
+            word="not supported",
         )
-        for probe in ("temperature", "affine") for at, dense_k, gap in (("smallest k", 1, 1.05), ("nearest gap", 2, 0.68))
-    )  # fmt: skip
+        for probe in ("temperature", "affine")
+        for at, dense_k, gap in (("smallest k", 1, 1.05), ("nearest gap", 2, 0.68))
+    )
     return r.DenseControl(
-        model=card("dense-6", full, dense=True, trained=(6, 6)), schedule_map=rows, schedules=planted.schedules(),
-        contrasts=planted.contrasts(), gains=planted.gains(), gaps_per_byte=planted.gaps(), comparisons=comparisons,
-    )  # fmt: skip
+        model=card("dense-6", full, dense=True, trained=(6, 6)),
+        schedule_map=rows,
+        schedules=planted.schedules(),
+        contrasts=planted.contrasts(),
+        gains=planted.gains(),
+        gaps_per_byte=planted.gaps(),
+        comparisons=comparisons,
+    )
 
 
 def finding(level: Level, kind: str, message: str, **more: object) -> Finding:
@@ -253,9 +364,17 @@ def finding(level: Level, kind: str, message: str, **more: object) -> Finding:
 
 
 def assemble(
-    name: str, full: FullPlan, loss: Loss, *, domains: Sequence[str] = ("text",), dense: bool = False, factor: float = 1.0,
-    trained: tuple[int, int] | None = (8, 8), control: r.DenseControl | None = None, findings: Sequence[Finding] = (),
-) -> r.AuditResult:  # fmt: skip
+    name: str,
+    full: FullPlan,
+    loss: Loss,
+    *,
+    domains: Sequence[str] = ("text",),
+    dense: bool = False,
+    factor: float = 1.0,
+    trained: tuple[int, int] | None = (8, 8),
+    control: r.DenseControl | None = None,
+    findings: Sequence[Finding] = (),
+) -> r.AuditResult:
     """The result of one planted model."""
     schedules = default_schedules(full)
     rows = schedule_map(full, schedules)
@@ -264,36 +383,65 @@ def assemble(
     words = {str(s): (s.plan(full), full.word(s.plan(full))) for s in schedules}
     minimal = minimal_applications(word for _, word in words.values())
     found = tuple(
-        domain(d, model, Planted(rows, lambda plan, i=i: loss(plan) + (loss(plan) - FLOOR) * 0.7 * i, factor, 0.04 + 0.02 * i), control)
+        domain(
+            d,
+            model,
+            Planted(rows, lambda plan, i=i: loss(plan) + (loss(plan) - FLOOR) * 0.7 * i, factor, 0.04 + 0.02 * i),
+            control,
+        )
         for i, d in enumerate(domains)
-    )  # fmt: skip
+    )
     agreements = tuple(
-        r.Agreement(part=part, probe="raw", word="in every domain", words={d.name: d.verdict.words[part] for d in found})
+        r.Agreement(
+            part=part, probe="raw", word="in every domain", words={d.name: d.verdict.words[part] for d in found}
+        )
         for part in (found[0].verdict.words if len(found) > 1 else ())
-    )  # fmt: skip
+    )
     tests = tuple(
         r.SelfTest(name=f"T{n}", title=title, passed=True, margin=margin, limit=limit, note="")
         for n, (title, margin, limit) in enumerate(
-            (("weights load and count", None, None), ("full plan equals a plain loop", 3.1e-7, 1e-5),
-             ("a row ignores its neighbours", 8.0e-8, 1e-5), ("padding changes nothing", 1.2e-7, 1e-5),
-             ("causal", 0.0, 0.0), ("declared classes hold", 0.0, 0.0), ("readout is the head's", 0.0, 1e-6),
-             ("splits are disjoint", None, None), ("same bytes twice", 0.0, 0.0)), 1)
-    )  # fmt: skip
+            (
+                ("weights load and count", None, None),
+                ("full plan equals a plain loop", 3.1e-7, 1e-5),
+                ("a row ignores its neighbours", 8.0e-8, 1e-5),
+                ("padding changes nothing", 1.2e-7, 1e-5),
+                ("causal", 0.0, 0.0),
+                ("declared classes hold", 0.0, 0.0),
+                ("readout is the head's", 0.0, 1e-6),
+                ("splits are disjoint", None, None),
+                ("same bytes twice", 0.0, 0.0),
+            ),
+            1,
+        )
+    )
     phases = tuple(
-        r.PhaseCounts(phase=phase, applications=a, tokens=a * 500, readouts=a // 3, head_tokens=a * 160, flops=a * 131_072_000)
+        r.PhaseCounts(
+            phase=phase, applications=a, tokens=a * 500, readouts=a // 3, head_tokens=a * 160, flops=a * 131_072_000
+        )
         for phase, a in (("self-tests", 96), ("calibration", minimal * 200), ("fits", 0), ("evaluation", minimal * 200))
-    )  # fmt: skip
+    )
     return r.AuditResult(
-        model=model, config=config, config_hash="0f5e7d21c3b4a698", schedule_map=rows, domains=found, agreements=agreements,
-        self_tests=tests, findings=tuple(findings),
+        model=model,
+        config=config,
+        config_hash="0f5e7d21c3b4a698",
+        schedule_map=rows,
+        domains=found,
+        agreements=agreements,
+        self_tests=tests,
+        findings=tuple(findings),
         counts=r.AuditCounts(
-            minimal_applications=minimal, naive_applications=sum(len(plan) for plan, _ in words.values()),
-            readouts=sum(row.reason is None for row in rows), live_states=live_states(trie(words)), documents=200, seeds=1,
-            applications=minimal * 200, phases=phases,
+            minimal_applications=minimal,
+            naive_applications=sum(len(plan) for plan, _ in words.values()),
+            readouts=sum(row.reason is None for row in rows),
+            live_states=live_states(trie(words)),
+            documents=200,
+            seeds=1,
+            applications=minimal * 200,
+            phases=phases,
         ),
         versions={"looplab": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
         command=f"looplab audit {name} --out audit-out",
-    )  # fmt: skip
+    )
 
 
 def two_blocks(*, domains: Sequence[str] = ("text",), sampled: bool = False) -> r.AuditResult:
@@ -301,14 +449,27 @@ def two_blocks(*, domains: Sequence[str] = ("text",), sampled: bool = False) -> 
     full = FullPlan.of(Plan.of((b, i) for b in range(2) for i in range(4)), lambda block, iteration: iteration)
     looped = looped_loss(1)
     if sampled:
-        return assemble("sampled-2x4", full, lambda plan: FLOOR + (looped(plan) - FLOOR) / 4, factor=0.2, trained=(1, 8), domains=domains)
+        return assemble(
+            "sampled-2x4",
+            full,
+            lambda plan: FLOOR + (looped(plan) - FLOOR) / 4,
+            factor=0.2,
+            trained=(1, 8),
+            domains=domains,
+        )
     findings = (
         finding(Level.INFO, "byte_tokens", "the folder has no tokenizer; text is read as bytes, ids 0..255, no bos."),
         finding(
-            Level.WARNING, "few_documents", "62 calibration documents; intervals of temperature are rough below 100.",
-            remedy="Give more text.", value=62.0, threshold=100.0, reference="spec 5.3", where={"domain": "text"},
+            Level.WARNING,
+            "few_documents",
+            "62 calibration documents; intervals of temperature are rough below 100.",
+            remedy="Give more text.",
+            value=62.0,
+            threshold=100.0,
+            reference="spec 5.3",
+            where={"domain": "text"},
         ),
-    )  # fmt: skip
+    )
     return assemble("fixed-2x4", full, looped, control=dense_control(), findings=findings, domains=domains)
 
 

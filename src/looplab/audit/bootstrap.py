@@ -305,8 +305,8 @@ def _temperature_losses(
     draws: Draws,
     share: Float[np.ndarray, " documents"],
     drawn: Float[np.ndarray, " replicates"],
-) -> tuple[Float[np.ndarray, " replicates"], float]:
-    """Losses of every replicate, and how far the expansion is from the exact losses where it would have been used."""
+) -> tuple[Float[np.ndarray, " refitted"], float]:
+    """Losses of every replicate with a temperature, and the largest error of the expansion where it is in use."""
     replicates = sums.replicates
     used = draws.first(len(replicates.betas))
     steps = replicates.betas - replicates.beta

@@ -29,7 +29,8 @@ class AuditConfig:
     probes: tuple[str, ...] = PROBES
     documents: int = 200
     calibration_documents: int = 200
-    max_tokens: int = 1024
+    max_tokens: int | None = None
+    """Longest document; None is 1024, or the trained context where that is shorter."""
     calibration_tokens: int = 50_000
     affine_tokens: int = 12_000
     init_seeds: int = 3
@@ -51,8 +52,9 @@ class AuditConfig:
             "affine_tokens": 1, "init_seeds": 1, "replicates": 1000,
         }  # fmt: skip
         for name, low in at_least.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least {low}. Got {getattr(self, name)}.")
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {low}. Got {value}.")
         if not 0 < self.level < 1:
             raise ValueError(f"--level must be between 0 and 1. Got {self.level}.")
         for name in ("margin_nats", "margin_share", "gap_floor"):

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from looplab._config import from_dict, to_dict
+from looplab._config import from_dict
 from looplab.audit.config import AuditConfig
-from looplab.records import Finding, Level, dump_json, write_atomic
+from looplab.records import Finding, Level, dump_json, encode_json, write_atomic
 
 RESULTS = "results.json"
 SCHEMA = 1
@@ -140,7 +140,7 @@ class TemperatureFit:
     """converged, flat, uniform, separable, sharp."""
     low: float | None
     high: float | None
-    """Interval over refits on resampled calibration documents; None at a boundary."""
+    """Interval over refits on resampled calibration documents; None at a boundary, `high` also where it is infinite."""
     passes: int
     in_sample: float | None
     """T fitted on the evaluation tokens themselves."""
@@ -460,7 +460,7 @@ class AuditResult:
 
     def to_json(self) -> str:
         """The text of `results.json`."""
-        return dump_json(to_plain(self))
+        return dump_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> "AuditResult":
@@ -468,8 +468,8 @@ class AuditResult:
         data: dict[str, Any] = json.loads(text)
         if data.get("schema") != SCHEMA:
             raise ValueError(f"audit: {RESULTS} must have schema {SCHEMA}. Got {data.get('schema')!r}. Audit again.")
-        data["findings"] = [Finding.from_dict(finding) for finding in data["findings"]]
-        return from_dict(cls, data)
+        findings = tuple(Finding.from_dict(finding) for finding in data.pop("findings"))
+        return dataclasses.replace(from_dict(cls, {**data, "findings": []}), findings=findings)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes `results.json` into `folder`, which is made if missing; returns its path."""
@@ -525,4 +525,4 @@ def _table_lines(domain: DomainResult, dense: bool) -> Iterator[str]:
 
 def to_plain(result: AuditResult) -> Any:
     """The result as lists, dicts, numbers and strings: what `results.json` holds, for templates and tables."""
-    return to_dict(result)
+    return encode_json(result)

@@ -363,8 +363,15 @@ def default_schedules(
     controls: Sequence[str] | None = None,
     permutations: int = 4,
     extra: Sequence[Schedule] = (),
+    landmarks: bool = True,
 ) -> tuple[Schedule, ...]:
     """What an audit runs, before trivial rows are struck out; `full` first, k = M never named twice.
+
+    Args:
+        grid: Numbers of units; None is the model's default grid.
+        controls: Families besides full, prefix and repeat; None is all.
+        extra: Further schedules, by name.
+        landmarks: Add k = 1 and kmid, which the decomposition needs.
 
     Raises:
         ValueError: A grid value outside 1..M, an unknown control, or an extra schedule that the model cannot run.
@@ -375,9 +382,10 @@ def default_schedules(
         if control not in CONTROLS:
             hint = did_you_mean(control, list(CONTROLS))
             raise ValueError(f"--controls must be names out of {', '.join(CONTROLS)}. Got {control!r}.{hint}")
-    rows = [full(), *(prefix(k) for k in sorted({1, *ks}))]
+    first, middle = ({1}, {1, model.kmid}) if landmarks else (set(), set())
+    rows = [full(), *(prefix(k) for k in sorted({*first, *ks}))]
     rows += [suffix(k) for k in ks] if "suffix" in chosen else []
-    rows += [repeat(k) for k in sorted({1, model.kmid, *ks})]
+    rows += [repeat(k) for k in sorted({*middle, *ks})]
     rows += permutes(model, permutations) if "permute" in chosen else []
     rows += [pinned(0)] if "pinned" in chosen else []
     rows += [_other_order(model)] if "order" in chosen else []
@@ -456,6 +464,17 @@ def sameness(model: FullPlan, plan: Plan, twin: Schedule) -> str:
     if plan == twin.plan(model) or len(indexed) > len(blocks):
         return same_plan(str(twin))
     return NO_INDEX
+
+
+def trivial_contrasts(rows: Sequence[ScheduleEntry]) -> dict[tuple[str, str], str]:
+    """Reasons for contrasts of a control that coincides with a schedule of another family, keyed by (plus, minus).
+
+    Where repeat(k) is the full plan, prefix(k) - repeat(k) is the depth curve under another name.
+    """
+    families = {row.name: row.family for row in rows}
+    trivial = {row.name: row.reason for row in rows if row.same_as and families[row.same_as] != row.family}
+    pairs = ((plus.name, minus.name) for plus in rows for minus in rows)
+    return {(plus, minus): reason for plus, minus in pairs if (reason := trivial.get(plus) or trivial.get(minus))}
 
 
 def _units_in(plan: Plan, model: FullPlan) -> int:

@@ -35,8 +35,8 @@ GROUPS = {
 }
 EXAMPLES = (
     ("looplab list", "what is built in"),
-    ("looplab describe looplab/2x4-fixed", "one of the built-in checkpoints"),
-    ("looplab audit looplab/2x4-fixed --out audit-out", "a report on its depth, in about a minute"),
+    ("looplab describe text-2x4-fixed", "one of the built-in checkpoints"),
+    ("looplab audit text-2x4-fixed --out audit-out", "a report on its depth, in about a minute"),
     ("looplab audit --help", "all options of a command"),
 )
 

@@ -58,7 +58,7 @@ def open_model(name: str) -> LoopedLM:
     if name in PRESETS:
         return build(PRESETS[name](), device="meta")
     with exit_codes.user_error(exit_codes.MODEL):
-        return looplab.load(name)
+        return looplab.load(name).model
 
 
 def description(spec: LoopSpec, plan: Plan, *, tokens: int, kv_dtype: str) -> dict[str, Any]:

@@ -12,11 +12,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from looplab._config import from_dict
 from looplab.cli import exit_codes
+from looplab.interop import builtin_folder, builtin_names
 from looplab.models.base import MODELS, PRESETS, build
+from looplab.models.folder import read_config
+from looplab.recipes import RECIPES
 
-Kind = Literal["models", "presets", "objectives", "injections", "state-inits", "depth-samplers", "gradient-strategies"]
-MAIN: tuple[Kind, ...] = ("models", "presets")
+Kind = Literal[
+    "models",
+    "presets",
+    "recipes",
+    "builtins",
+    "objectives",
+    "injections",
+    "state-inits",
+    "depth-samplers",
+    "gradient-strategies",
+]
+MAIN: tuple[Kind, ...] = ("models", "presets", "recipes", "builtins")
 """Kinds shown when none is named."""
 
 CHOICES = {
@@ -68,7 +82,11 @@ def entries(kind: Kind) -> list[Entry]:
     if kind == "models":
         return [Entry(name=n, about=_first_line(MODELS[n]), reference=MODELS[n].reference) for n in MODELS]
     if kind == "presets":
-        return [_sized(name, PRESETS[name], PRESETS[name]()) for name in PRESETS]
+        return [_sized(name, _first_line(PRESETS[name]), PRESETS[name]()) for name in PRESETS]
+    if kind == "recipes":
+        return [_sized(name, _first_line(RECIPES[name]), RECIPES[name]().model) for name in RECIPES]
+    if kind == "builtins":
+        return [_builtin(name) for name in builtin_names()]
     module, registry = CHOICES[kind]
     family = getattr(importlib.import_module(module), registry)
     return [Entry(name=name, about=_first_line(family[name])) for name in family]
@@ -91,10 +109,16 @@ def show(kind: str, found: list[Entry], console: Console) -> None:
     console.print(Text(kind, style="bold"), table)
 
 
-def _sized(name: str, described: Any, config: Any) -> Entry:
+def _builtin(name: str) -> Entry:
+    facts = read_config(builtin_folder(name))
+    config: Any = from_dict(MODELS[facts["model"]].config_class, facts["config"])
+    return _sized(name, f"trained by recipe {facts['trained']['recipe']}", config)
+
+
+def _sized(name: str, about: str, config: Any) -> Entry:
     """An entry for a model configuration; the model is built without storage to count it."""
     model = build(config, device="meta")
-    return Entry(name=name, about=_first_line(described), parameters=model.spec.params.total, reference=model.reference)
+    return Entry(name=name, about=about, parameters=model.spec.params.total, reference=model.reference)
 
 
 def _first_line(documented: Any) -> str:

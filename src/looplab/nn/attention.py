@@ -43,7 +43,7 @@ class KVView(Protocol):
         Float[Tensor, "batch kv_heads visible head_dim"],
         Bool[Tensor, "batch 1 seq visible"] | None,
     ]:
-        """Stores the new keys and values and returns all visible ones, the new ones last, and who may see what.
+        """Stores the new keys and values; returns all visible ones and who may see what, a query of padding itself.
 
         None means that every query sees every key.
         """
@@ -204,19 +204,22 @@ class Attention:
         mask = torch.ones(seq, seq, dtype=torch.bool, device=positions.device)
         mask = (mask.tril() if self.causal else mask).expand(batch, 1, seq, seq)
         if self.window is not None:
-            mask = mask & self._in_window(_distance(positions, positions))
+            mask = mask & _near(positions, positions, self.window)
         if document_ids is not None:
             mask = mask & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
         if valid is not None:
             mask = _see_yourself(mask & valid[:, None, None, :])
         return mask
 
-    def _in_window(self, distance: Tensor) -> Tensor:
-        return (distance.abs() < self.window)[:, None]
-
 
 class AttentionModule(nn.Module):
     """The branch of `Attention`."""
+
+    q: nn.Linear
+    k: nn.Linear
+    v: nn.Linear
+    o: nn.Linear
+    g: nn.Linear
 
     def __init__(self, config: Attention, dim: int, init: Init):
         super().__init__()
@@ -261,12 +264,15 @@ class AttentionModule(nn.Module):
         q, k = self._prepare(q, k, scope.rotary)
         if value_embeds is not None:
             v = v + self._value(x, value_embeds)
-        mask, key_positions = scope.mask, scope.positions
+        mask, keys_at = scope.mask, scope.positions
         if view is not None:
-            k, v, allowed = view.append(k, v)
-            key_positions = None if self.bias is None and self.config.window is None else view.positions
-            mask = self._cached_mask(allowed, scope.positions, key_positions)
-        bias = None if self.bias is None else self.bias(_distance(scope.positions, key_positions)).to(q.dtype)
+            k, v, mask = view.append(k, v)
+            if self.bias is not None or self.config.window is not None:
+                keys_at = view.positions
+            if self.config.window is not None:
+                near = _near(scope.positions, keys_at, self.config.window)
+                mask = near if mask is None else mask & near
+        bias = None if self.bias is None else self.bias(_distance(scope.positions, keys_at)).to(q.dtype)
         y = self._attend(q, k, v, mask, bias, plain=view is None).transpose(1, 2).flatten(2)
         if self.config.output_gate:
             y = torch.sigmoid(project(self.g, x, deltas.get("g"))) * y
@@ -280,13 +286,13 @@ class AttentionModule(nn.Module):
         """Biases, rotary and QK-norm, in the configured order."""
         if self.config.qk_bias:
             q, k = q + self.qk_bias[0, :, None], k + self.qk_bias[1, :, None]
-        norm, position = self.config.qk_norm, self.config.position
-        rope_first = isinstance(position, Rope) and position.order == "before_norm"
-        for step in ("rotate", "norm") if rope_first else ("norm", "rotate"):
-            if step == "rotate" and isinstance(position, Rope):
-                q, k = position.rotate(q, rotary), position.rotate(k, rotary)
-            elif step == "norm" and norm is not None:
-                q, k = norm.apply(self.q_norm, q), norm.apply(self.k_norm, k)
+        norm, rope = self.config.qk_norm, self.config.position
+        if rotary is not None and isinstance(rope, Rope) and rope.order == "before_norm":
+            q, k = rope.rotate(q, rotary), rope.rotate(k, rotary)
+        if norm is not None:
+            q, k = norm.apply(self.q_norm, q), norm.apply(self.k_norm, k)
+        if rotary is not None and isinstance(rope, Rope) and rope.order == "after_norm":
+            q, k = rope.rotate(q, rotary), rope.rotate(k, rotary)
         return q, k
 
     def _value(self, x: Tensor, value_embeds: Tensor) -> Tensor:
@@ -299,38 +305,34 @@ class AttentionModule(nn.Module):
         gate = 2 * torch.sigmoid(self.value_gate(x[..., : self.value_gate.in_features]))  # B T Hkv
         return (gate[..., None] * value_embeds.unflatten(-1, (self.config.kv_heads, -1))).transpose(1, 2)
 
-    def _cached_mask(self, allowed: Tensor | None, positions: Tensor, key_positions: Tensor | None) -> Tensor | None:
-        """The cache's mask, narrowed to the window; the new keys are the last ones."""
-        mask = allowed
-        if self.config.window is not None:
-            near = self.config._in_window(_distance(positions, key_positions))
-            mask = near if allowed is None else allowed & near
-        return None if mask is None else _see_yourself(mask)
-
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, *, plain: bool
     ) -> Tensor:
         grouped = self.config.kv_heads != self.config.heads
         if self.config.softcap is not None:
-            return self._attend_capped(q, k, v, mask, bias)
+            return self._attend_capped(q, k, v, mask, bias, self.config.softcap)
         if bias is not None and mask is not None:
             bias = bias.masked_fill(~mask, -torch.inf)
         score = mask if bias is None else bias
         is_causal = plain and score is None and self.config.causal
         return F.scaled_dot_product_attention(q, k, v, attn_mask=score, is_causal=is_causal, enable_gqa=grouped)
 
-    def _attend_capped(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
+    def _attend_capped(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, cap: float
+    ) -> Tensor:
         """The same, with bounded scores, which no fused kernel offers."""
-        group = self.config.heads // self.config.kv_heads
-        q = q.unflatten(1, (-1, group))  # B Hkv group T d
-        score = (q @ k[:, :, None].mT) * self.config.head_dim**-0.5
-        score = (self.config.softcap * torch.tanh(score / self.config.softcap)).flatten(1, 2)  # B H T S
+        kv_heads, heads = self.config.kv_heads, self.config.heads
+        queries = q.unflatten(1, (kv_heads, -1)).flatten(2, 3)  # B Hkv group*T d: keys and values are not repeated
+        score = (queries @ k.contiguous().mT) * self.config.head_dim**-0.5
+        score = cap * torch.tanh(score / cap)
+        score = score.unflatten(2, (heads // kv_heads, -1)).flatten(1, 2)  # B H T S
         if bias is not None:
             score = score + bias
         if mask is not None:
             score = score.masked_fill(~mask, -torch.inf)
         weights = score.softmax(-1, dtype=torch.promote_types(score.dtype, torch.float32)).to(v.dtype)
-        return (weights.unflatten(1, (-1, group)) @ v[:, :, None]).flatten(1, 2)
+        mixed = weights.unflatten(1, (kv_heads, -1)).flatten(2, 3) @ v.contiguous()
+        return mixed.unflatten(2, (heads // kv_heads, -1)).flatten(1, 2)
 
 
 def _distance(queries: Tensor, keys: Tensor) -> Tensor:
@@ -338,8 +340,12 @@ def _distance(queries: Tensor, keys: Tensor) -> Tensor:
     return queries[:, :, None] - keys[:, None, :]
 
 
+def _near(queries: Tensor, keys: Tensor, window: int) -> Tensor:
+    """Which keys lie within the window of which query, B 1 T S."""
+    return (_distance(queries, keys).abs() < window)[:, None]
+
+
 def _see_yourself(mask: Tensor) -> Tensor:
-    """`mask`, where a query that sees nothing sees itself: of S keys, the last T are the queries' own."""
-    seq, visible = mask.shape[-2:]
-    own = torch.ones(seq, visible, dtype=torch.bool, device=mask.device).tril(visible - seq).triu(visible - seq)
+    """`mask` (B 1 T T), where a query that sees nothing sees itself."""
+    own = torch.eye(mask.shape[-1], dtype=torch.bool, device=mask.device)
     return mask | (own & ~mask.any(-1, keepdim=True))

@@ -25,7 +25,12 @@ class Modulation(NamedTuple):
 
 
 class Layer(nn.Module):
-    """Attention, then feed-forward. Norms are named attn_in, attn_out, ffn_in, ffn_out; only those in use exist."""
+    """Attention, then feed-forward. Norms are named attn_in, attn_out, ffn_in, ffn_out; unused ones are identities."""
+
+    attn_in: nn.Module
+    attn_out: nn.Module
+    ffn_in: nn.Module
+    ffn_out: nn.Module
 
     def __init__(
         self, dim: int, *, attention: Attention, ffn: FeedForward, norm: Norm, placement: Placement, init: Init
@@ -36,7 +41,7 @@ class Layer(nn.Module):
         self.ffn = ffn.build(dim, init)
         for branch in ("attn", "ffn"):
             for side in ("in", "out"):
-                self.add_module(f"{branch}_{side}", norm.build(dim) if side in placement.norms else None)
+                self.add_module(f"{branch}_{side}", norm.build(dim) if side in placement.norms else nn.Identity())
 
     @staticmethod
     def linears(dim: int, attention: Attention, ffn: FeedForward) -> dict[str, tuple[int, int]]:

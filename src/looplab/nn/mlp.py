@@ -67,6 +67,8 @@ class _Dense(FeedForward):
 class DenseModule(nn.Module):
     """`down(activate(maps in))`."""
 
+    down: nn.Linear
+
     def __init__(self, config: _Dense, dim: int, init: Init):
         super().__init__()
         self.config = config

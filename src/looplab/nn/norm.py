@@ -61,7 +61,7 @@ class LayerNormModule(nn.Module):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         centred = wide - wide.mean(-1, keepdim=True)
         x = (centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
-        return x if self.weight is None else x * self.weight + self.bias
+        return x if self.weight is None or self.bias is None else x * self.weight + self.bias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +109,8 @@ class Placement(ABC):
     """Which norms exist: "in" (before the branch), "out" (after it)."""
 
     @abstractmethod
-    def apply(self, h: Tensor, branch: Map, before: Map | None, after: Map | None, gate: Tensor | None) -> Tensor:
-        """The stream after one branch; `before` and `after` are None where `norms` lacks them."""
+    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Tensor | None) -> Tensor:
+        """The stream after one branch; a norm that `norms` lacks is not called."""
 
 
 def _gated(gate: Tensor | None, x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class PreNorm(Placement):
 
     norms: ClassVar[tuple[str, ...]] = ("in",)
 
-    def apply(self, h: Tensor, branch: Map, before: Map | None, after: Map | None, gate: Tensor | None) -> Tensor:
+    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Tensor | None) -> Tensor:
         """The stream after one branch."""
         return h + _gated(gate, branch(before(h)))
 
@@ -134,7 +134,7 @@ class SandwichSum(Placement):
 
     norms: ClassVar[tuple[str, ...]] = ("in", "out")
 
-    def apply(self, h: Tensor, branch: Map, before: Map | None, after: Map | None, gate: Tensor | None) -> Tensor:
+    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Tensor | None) -> Tensor:
         """The stream after one branch."""
         return after(h + _gated(gate, branch(before(h))))
 
@@ -145,7 +145,7 @@ class PreAndBranch(Placement):
 
     norms: ClassVar[tuple[str, ...]] = ("in", "out")
 
-    def apply(self, h: Tensor, branch: Map, before: Map | None, after: Map | None, gate: Tensor | None) -> Tensor:
+    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Tensor | None) -> Tensor:
         """The stream after one branch."""
         return h + _gated(gate, after(branch(before(h))))
 
@@ -156,7 +156,7 @@ class BranchOnly(Placement):
 
     norms: ClassVar[tuple[str, ...]] = ("out",)
 
-    def apply(self, h: Tensor, branch: Map, before: Map | None, after: Map | None, gate: Tensor | None) -> Tensor:
+    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Tensor | None) -> Tensor:
         """The stream after one branch."""
         return h + _gated(gate, after(branch(h)))
 
@@ -167,6 +167,6 @@ class PostSum(Placement):
 
     norms: ClassVar[tuple[str, ...]] = ("out",)
 
-    def apply(self, h: Tensor, branch: Map, before: Map | None, after: Map | None, gate: Tensor | None) -> Tensor:
+    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Tensor | None) -> Tensor:
         """The stream after one branch."""
         return after(h + _gated(gate, branch(h)))

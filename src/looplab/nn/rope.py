@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from looplab._types import Float, Int
 
 
-class Position(ABC):  # noqa: B024  a mark: attention asks which subclass it is
+class Position(ABC):
     """A position rule."""
 
 
@@ -49,7 +49,7 @@ class ALiBi(Position):
         """2^(-8 (i + 1) / n) for a power of two n; otherwise those of the power below and every other one of 2 n."""
         power = 2 ** math.floor(math.log2(heads))
         first = torch.arange(1, power + 1, device=device) * (-8 / power)
-        rest = torch.arange(1, 2 * (heads - power), 2, device=device) * (-4 / power)
+        rest = (2 * torch.arange(heads - power, device=device) + 1) * (-4 / power)
         return torch.exp2(torch.cat([first, rest]).float())
 
 
@@ -153,8 +153,9 @@ class RelativeBiasModule(nn.Module):
 
     def forward(self, distance: Int[Tensor, "batch seq visible"]) -> Float[Tensor, "batch heads seq visible"]:
         """The bias of every query-key pair; a distance and its negative share an entry."""
-        index = distance.abs().clamp(max=self.table.shape[1] - 1)
-        return self.table[:, index].transpose(0, 1)
+        heads, entries = self.table.shape
+        index = distance.abs().clamp(max=entries - 1)
+        return self.table[torch.arange(heads, device=index.device)[:, None, None], index[:, None]]
 
 
 class ALiBiModule(nn.Module):

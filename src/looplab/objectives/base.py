@@ -78,7 +78,7 @@ class LossParts(Mapping[str, Part]):
 
     def values(self) -> dict[str, float]:  # type: ignore[override]
         """Mean of every part, in float64."""
-        return {name: float(part.sum) / part.count for name, part in self.items()}
+        return {name: float(part.sum.detach()) / part.count for name, part in self.items()}
 
     @property
     def total(self) -> float:

@@ -89,8 +89,8 @@ class EndNorm(Boundary):
     """Root mean square of every state after an application."""
     learned_scale: bool = False
     """Whether c is trained, starting at `c`."""
-    eps: float = 1e-12
-    """Added to the mean square; small, so that the pinned value is exact to 1e-6 for states that have shrunk too."""
+    eps: float = 1e-18
+    """Added to the mean square; small, so that the value is exact to 1e-6 down to states of size 1e-6."""
 
     def __post_init__(self):
         if self.c <= 0:

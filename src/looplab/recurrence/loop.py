@@ -64,6 +64,8 @@ def run_plan(
     strategy = gradient or FullBPTT()
     rows, tokens = context.embeds.shape[:2]
     model.spec.check(plan)
+    if cache is not None:
+        cache.check(plan)
     wants_record = recorder is not None and recorder.keep_records
 
     def application(state: Any, context: Any, block: int, iteration: int) -> tuple[Any, dict[str, Any] | None]:

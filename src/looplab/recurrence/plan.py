@@ -49,7 +49,7 @@ class Plan:
     @classmethod
     def parse(cls, text: str) -> "Plan":
         """Reads `[0.0 0.1 1.0]`. Anything else is a ValueError."""
-        match = re.fullmatch(r"\[\s*((?:\d+\.\d+\s*)*)\]", text.strip())
+        match = re.fullmatch(r"\[\s*((?:\d+\.\d+(?:\s+\d+\.\d+)*)?)\s*\]", text.strip())
         if match is None:
             raise ValueError(f"Plan must be written like [0.0 0.1 1.0]. Got {text!r}.")
         return cls.of(tuple(int(part) for part in entry.split(".")) for entry in match.group(1).split())  # type: ignore[misc]
@@ -101,9 +101,8 @@ class PlanNode:
 def check_steps(num_steps: object) -> Steps:
     """`num_steps` if it is an int >= 0 or a tuple of such; otherwise a ValueError that says so."""
     entries = num_steps if isinstance(num_steps, tuple) else (num_steps,)
-    for entry in entries:
-        if isinstance(entry, bool) or not isinstance(entry, int) or entry < 0:
-            raise ValueError(f"num_steps must be an int >= 0 or Int[batch]. Got {num_steps!r}")
+    if not entries or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in entries):
+        raise ValueError(f"num_steps must be an int >= 0 or Int[batch]. Got {num_steps!r}")
     return num_steps  # type: ignore[return-value]
 
 
@@ -207,9 +206,13 @@ class TwoLevel(PlanOrder):
 
     def plan(self, num_steps: Steps, num_blocks: int) -> Plan:
         check_steps(num_steps)
-        high, low = num_steps if isinstance(num_steps, tuple) else (num_steps, self.l)
-        if low < 1:
-            raise ValueError(f"num_steps of a two-level model must have at least 1 low step. Got {num_steps!r}")
+        counts = num_steps if isinstance(num_steps, tuple) else (num_steps, self.l)
+        if len(counts) != 2 or counts[1] < 1:
+            raise ValueError(
+                "num_steps of a two-level model must be an int, or (high cycles, low steps per cycle) with at least 1 "
+                f"low step. Got {num_steps!r}"
+            )
+        high, low = counts
         pairs: list[tuple[int, int]] = []
         for cycle in range(high):
             pairs += [(0, cycle * low + step) for step in range(low)] + [(1, cycle)]

@@ -31,7 +31,7 @@ Linears = Mapping[str, tuple[int, int]]
 """Name of each large linear map of a layer -> (inputs, outputs), as of `Layer.linears`."""
 
 
-class Signal(ABC):  # noqa: B024  every part is optional
+class Signal(ABC):
     """How a block learns the iteration index."""
 
     @property
@@ -213,12 +213,12 @@ class TimeCode(nn.Module):
 
     def _sinusoids(self, x: Tensor) -> Tensor:
         """[cos | sin] of x at geometric frequencies, in the type of the weights."""
-        weight = self.time[0].weight
-        wide = torch.promote_types(weight.dtype, torch.float32)
+        dtype = next(self.time.parameters()).dtype
+        wide = torch.promote_types(dtype, torch.float32)
         half = self.freq_dim // 2
         index = torch.arange(half, device=x.device, dtype=wide)
         angle = x.to(wide) * torch.exp(-math.log(10000) * index / half)
-        return torch.cat([angle.cos(), angle.sin()], dim=-1).to(weight.dtype)
+        return torch.cat([angle.cos(), angle.sin()], dim=-1).to(dtype)
 
 
 class AdaLNModule(nn.Module):

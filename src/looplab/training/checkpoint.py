@@ -9,6 +9,7 @@ A folder is written as step_400.partial, flushed to the disk, renamed; then `lat
 """
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -37,6 +38,10 @@ OPTIMIZER, STATE, LATEST = "optimizer.safetensors", "state.json", "latest"
 SCHEMA = 1
 
 
+class CheckpointError(ValueError):
+    """A checkpoint that a run cannot go on from."""
+
+
 @dataclass(kw_only=True)
 class Progress:
     """Where a run stands, apart from weights and optimizer."""
@@ -47,14 +52,25 @@ class Progress:
     """Input tokens processed."""
     depth_sum: int = 0
     """Sum of the drawn depths."""
-    gradient_sum: int = 0
-    """Sum of the applications with gradient."""
+    window_sum: float = 0.0
+    """Sum of the iterations with gradient, in the unit of the depth."""
     skips: int = 0
     skips_in_row: int = 0
     seconds: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
     metrics_bytes: int = 0
     """Length of metrics.jsonl."""
+
+    def add(self, *, tokens: int, depth: int, window: float, skipped: bool, seconds: float, ledger: Ledger) -> None:
+        """One more step."""
+        self.step += 1
+        self.tokens += tokens
+        self.depth_sum += depth
+        self.window_sum += window
+        self.skips += skipped
+        self.skips_in_row = self.skips_in_row + 1 if skipped else 0
+        self.seconds += seconds
+        self.ledger = self.ledger + ledger
 
 
 @dataclass(frozen=True)
@@ -161,15 +177,15 @@ def newest_checkpoint(run: Path) -> Checkpoint | None:
     Warns about every broken one that is passed over.
 
     Raises:
-        ValueError: All are broken, or one was written by another version's schema.
+        CheckpointError: All are broken, or one was written by another version's schema.
     """
     paths = checkpoints(run)
-    for path, older in zip(paths, [*paths[1:], None], strict=True):
+    for path, older in itertools.zip_longest(paths, paths[1:]):
         fault, state = _verify(path)
         if fault is None:
             return _checkpoint(path, state)
         if older is None:
-            raise ValueError(f"{fault} No earlier checkpoint is left. Start a new run in another folder.")
+            raise CheckpointError(f"{fault} No earlier checkpoint is left. Start a new run in another folder.")
         warnings.warn(f"{fault} Falling back to {older.name}.", stacklevel=2)
     return None
 
@@ -197,7 +213,7 @@ def _verify(path: Path) -> tuple[str | None, dict[str, Any]]:
     if _sum(state) != recorded:
         return f"{where}: changed since it was written.", {}
     if state["schema"] != SCHEMA:
-        raise ValueError(
+        raise CheckpointError(
             f"{where}: schema {state['schema']}, this version reads {SCHEMA}. Resume with looplab "
             f"{state['versions']['looplab']}."
         )

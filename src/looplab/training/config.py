@@ -103,6 +103,12 @@ class RunConfig:
         law = getattr(self.model, "trained_depth", None)
         if law is not None and not isinstance(law, DepthSampler):
             raise ValueError(f"RunConfig.model.trained_depth must be a law such as FixedDepth. Got {law}. Give one.")
+        longest, seq_len = getattr(self.model, "max_positions", None), self.data.packing.seq_len
+        if longest is not None and seq_len > longest:
+            raise ValueError(
+                f"RunConfig.data.packing.seq_len must be at most model.max_positions ({longest}). Got {seq_len}. "
+                "Raise model.max_positions."
+            )
         if isinstance(self.gradient, SegmentedDetach) and self.objective.needs.states == "last":
             raise ValueError(_segments(self.gradient.every, type(self.objective).__name__))
 

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from looplab.records import dump_json
+from looplab.training.checkpoint import CheckpointError
 
 
 class MetricsFile:
     """Appends lines to a file that begins with the first `length` bytes of what was there."""
 
     def __init__(self, path: Path, *, length: int = 0):
+        """Raises a CheckpointError where the file is shorter than `length`."""
         self._file = path.open("ab")
         if self._file.tell() < length:
-            raise ValueError(
+            raise CheckpointError(
                 f"{path} must have at least {length} bytes, as its checkpoint says. Got {self._file.tell()}. "
                 "Start a new run in another folder."
             )

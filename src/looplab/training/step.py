@@ -4,6 +4,7 @@
     context = encode(rows);  s_0 = init_state(context, noise);  s_K under the gradient strategy;  parts = objective
 """
 
+import dataclasses
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +24,8 @@ from looplab.recurrence.philox import stream_key
 from looplab.recurrence.plan import Plan
 from looplab.recurrence.spec import LoopSpec
 from looplab.recurrence.trace import Recorder
+
+_TENSORS = ("tokens", "labels", "positions", "document_ids", "rows")
 
 Precision = Literal["fp32", "bf16"]
 
@@ -98,7 +101,7 @@ def draw_noise(spec: LoopSpec, seed: int, step: int, batch: Batch) -> Float[Tens
         return None
     items = [states.item_of(step, int(row)) for row in batch.rows]
     places = torch.arange(batch.tokens.shape[1]).expand(batch.tokens.shape)
-    return states.standard_noise(stream_key(seed, "noise"), items, places, spec.noise_width)
+    return states.standard_noise(stream_key(seed, "noise"), items, places, spec.noise_width).to(batch.tokens.device)
 
 
 def split(batch: Batch, pieces: int) -> list[Batch]:
@@ -107,19 +110,14 @@ def split(batch: Batch, pieces: int) -> list[Batch]:
     def rows(tensor: Int[Tensor, " *any"] | None) -> list[Any]:
         return [None] * pieces if tensor is None else list(tensor.chunk(pieces))
 
-    columns = [rows(getattr(batch, name)) for name in ("tokens", "labels", "positions", "document_ids", "rows")]
-    return [
-        Batch(
-            tokens=tokens,
-            labels=labels,
-            positions=positions,
-            document_ids=documents,
-            rows=numbers,
-            start=batch.start,
-            data_hash=batch.data_hash,
-        )
-        for tokens, labels, positions, documents, numbers in zip(*columns, strict=True)
-    ]
+    columns = [rows(getattr(batch, name)) for name in _TENSORS]
+    return [dataclasses.replace(batch, **dict(zip(_TENSORS, piece, strict=True))) for piece in zip(*columns, strict=True)]
+
+
+def to_device(batch: Batch, device: str) -> Batch:
+    """The same batch on a device."""
+    tensors = {name: getattr(batch, name) for name in _TENSORS}
+    return dataclasses.replace(batch, **{n: None if t is None else t.to(device) for n, t in tensors.items()})
 
 
 def autocast(precision: Precision, device: str) -> AbstractContextManager[Any]:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from looplab._types import Bool, Float, Int
 from looplab.nn.cost import KV_SLOTS
+from looplab.recurrence.plan import Plan
 
 Slots = dict[tuple[int, int], tuple[Tensor, Tensor]]
 
@@ -119,6 +120,26 @@ class Cache(ABC):
         self.valid[:, span] = True if valid is None else valid
         self.padded = self.padded or valid is not None
 
+    def check(self, plan: Plan) -> None:
+        """Refuses a plan that this cache cannot follow.
+
+        Raises:
+            ValueError: An iteration that has no slot here, or a block whose iterations are not 0, 1, .. in order: e(p)
+                would then not say which entries a token has.
+        """
+        for block, iterations in plan.iterations().items():
+            held = self.iterations.get(block, 0)
+            if iterations > held:
+                raise ValueError(
+                    f"cache holds {held} iterations of block {block}, the plan runs {iterations}. "
+                    "Make it with new_cache(num_steps=...) of the deepest plan"
+                )
+            if [t for b, t in plan if b == block] != list(range(iterations)):
+                raise ValueError(
+                    f"plan under a cache must run the iterations 0, 1, .. of every block in order. Got {plan}. "
+                    "Run it with cache=None"
+                )
+
     def launch(self, iteration: int | None, active: Bool[Tensor, " batch"] | None = None) -> None:
         """The loop's announcement of the next application.
 
@@ -145,9 +166,9 @@ class Cache(ABC):
         if self._readonly:
             return
         span = slice(self.length, self.length + tokens)
-        for block, counts in executed.items():
-            self.executed[block][:, span] = counts
-            seen = counts[self.valid[:, span]]
+        for block, held in self.executed.items():
+            held[:, span] = executed.get(block, 0)
+            seen = held[:, span][self.valid[:, span]]
             if seen.numel():
                 self._least[block] = min(self._least[block], int(seen.min()))
         self.length += tokens
@@ -179,7 +200,9 @@ class Cache(ABC):
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Replaces the rows in place by these (beam search)."""
+        readonly = self._readonly
         self.__dict__.update(self.select(rows).__dict__)
+        self._readonly = readonly
 
     def crop(self, length: int) -> None:
         """Forgets all tokens from `length` on."""
@@ -216,9 +239,14 @@ class Cache(ABC):
     ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
         """What each row reads of tokens 0 .. end: past tokens by the rule, its own from the slot it wrote."""
 
-    @abstractmethod
     def missing(self, block: int, iteration: Int[Tensor, " batch"]) -> Bool[Tensor, "batch past"] | None:
-        """Past tokens that have nothing to read at this iteration; None where every one has."""
+        """Past tokens that have nothing to read at this iteration; None where every one has.
+
+        By default those that ran no iteration at all, and so left no entry.
+        """
+        if self.length == 0 or self._least[block] > 0:
+            return None
+        return self.executed[block][:, : self.length] == 0
 
 
 @dataclasses.dataclass

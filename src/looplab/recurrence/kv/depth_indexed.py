@@ -78,9 +78,13 @@ class DepthIndexedCache(Cache):
         return store[iteration, torch.arange(store.shape[1], device=store.device)]
 
     def missing(self, block: int, iteration: Int[Tensor, " batch"]) -> Bool[Tensor, "batch past"] | None:
-        if isinstance(self.rule.missing, CopyLast) or not self._some_missing(block):
+        if isinstance(self.rule.missing, CopyLast):
+            return super().missing(block, iteration)
+        if not self._some_missing(block):
             return None
         absent = (iteration[:, None] >= self.executed[block][:, : self.length]) & self.valid[:, : self.length]
+        if self._active is not None:  # what an inactive row would read is thrown away
+            absent = absent & self._active[:, None]
         if isinstance(self.rule.missing, Refuse) and bool(absent.any()):
             row, token = (int(i) for i in absent.nonzero()[0])
             raise ValueError(

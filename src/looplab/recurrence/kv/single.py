@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from looplab._types import Bool, Float, Int
+from looplab._types import Float, Int
 from looplab.recurrence.kv.base import Cache, KVRule
 
 
@@ -43,6 +43,3 @@ class SingleCache(Cache):
         self, block: int, store: Tensor, iteration: Int[Tensor, " batch"], end: int
     ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
         return store[0, :, :, :end]
-
-    def missing(self, block: int, iteration: Int[Tensor, " batch"]) -> Bool[Tensor, "batch past"] | None:
-        return None

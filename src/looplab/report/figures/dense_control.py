@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from looplab.audit.result import AuditResult, DomainResult, Estimate, ProbeGain
 from looplab.report.figures.base import BLUE, GREY, RED, sheet, styled, title
 from looplab.report.figures.probe_gains import dense_gain
+from looplab.report.figures.waterfall import headline_gain
 
 MARKS = {"this model": (BLUE, "o", BLUE), "dense control": (RED, "s", "white")}
 """Model -> colour, marker, face."""
@@ -26,10 +27,13 @@ def points(gains: tuple[ProbeGain, ...], gaps: dict[str, Estimate], probe: str) 
 
 def finding(result: AuditResult, domain: DomainResult) -> str:
     """The title: both shares of the best probe where the gaps are nearest."""
-    probe = domain.verdict.best_probe
-    near = [c for c in (domain.control.comparisons if domain.control else ()) if c.probe == probe and c.at == "nearest gap"]
+    best = headline_gain(domain)
+    probe = "" if best is None else best.probe
+    near = [
+        c for c in (domain.control.comparisons if domain.control else ()) if c.probe == probe and c.at == "nearest gap"
+    ]
     here = [g.share for g in domain.gains if near and g.probe == probe and g.k == near[0].looped_k]
-    dense = dense_gain(domain, probe or "")
+    dense = dense_gain(domain, probe)
     if not here or here[0] is None or dense is None or dense.share is None:
         return f"{domain.name}: the dense control has no gap to compare with"
     shares = f"{100 * here[0].value:.1f} % here, {100 * dense.share.value:.1f} % in the dense control"
@@ -70,8 +74,22 @@ def _series(axes: Axes, found: list[tuple[int, float, Estimate]], name: str) -> 
         axes.plot([gap, gap], [100 * share.low, 100 * share.high], color=colour, lw=1.3)
         above = name == "this model"
         axes.annotate(
-            str(k), (gap, 100 * (share.high if above else share.low)), xytext=(0, 3 if above else -3),
-            textcoords="offset points", ha="center", va="bottom" if above else "top", color=colour, fontsize=9,
-        )  # fmt: skip
+            str(k),
+            (gap, 100 * (share.high if above else share.low)),
+            xytext=(0, 3 if above else -3),
+            textcoords="offset points",
+            ha="center",
+            va="bottom" if above else "top",
+            color=colour,
+            fontsize=9,
+        )
     found = sorted(found, key=lambda point: point[1])
-    axes.plot([g for _, g, _ in found], [100 * s.value for _, _, s in found], color=colour, marker=marker, markerfacecolor=face, lw=1, mew=1.4)
+    axes.plot(
+        [g for _, g, _ in found],
+        [100 * s.value for _, _, s in found],
+        color=colour,
+        marker=marker,
+        markerfacecolor=face,
+        lw=1,
+        mew=1.4,
+    )

@@ -44,8 +44,8 @@ def depth_curves(result: AuditResult, domain: DomainResult) -> Figure:
     title(figure, finding(result, domain))
     axes = figure.add_subplot()
     axes.grid(axis="y")
-    _trained(axes, result.model)
     absent = [family for family in CURVES if not _family(axes, domain, family, units)]
+    _trained(axes, result.model)
     axes.axhline(0, color="#9aa1ab", lw=0.9)
     depth_axis(axes, units, "units run (k)")
     axes.set_ylabel("loss above full depth\n(nats per token)")
@@ -53,7 +53,9 @@ def depth_curves(result: AuditResult, domain: DomainResult) -> Figure:
         full = domain.schedule("full").loss().loss.value
         right = axes.secondary_yaxis("right", functions=(lambda y: y + full, lambda y: y - full))
         right.set_ylabel("loss, raw readout\n(nats per token)")
-    handles = axes.get_legend_handles_labels()[0] + [unknown_patch(f"{name}: not identifiable") for name in absent]
+    handles = axes.get_legend_handles_labels()[0]
+    if absent:
+        handles.append(unknown_patch(f"{', '.join(absent)}: not identifiable"))
     figure.legend(handles=handles, loc="outside lower center", ncols=4, columnspacing=1.6, handlelength=2.6)
     return figure
 
@@ -65,6 +67,7 @@ def depth_axis(axes: Axes, units: int, label: str) -> None:
         axes.set_xscale("log", base=2)
     else:
         ticks = list(range(1, units + 1))
+        axes.set_xlim(0.6, units + 0.4)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel(label)

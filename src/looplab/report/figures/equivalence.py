@@ -31,7 +31,10 @@ class Effect(NamedTuple):
 
 
 def effects(domain: DomainResult) -> list[Effect]:
-    """Parts of each decomposition and the controls at full count, readouts of one row together."""
+    """Parts of each decomposition and the controls at full count, readouts of one row together.
+
+    A row without any number stands once, for all readouts.
+    """
     found = [
         Effect(p.name, d.probe, None if p.reason else p.nats, d.margin, bool(p.equivalent), p.bitwise_equal)
         for d in domain.decompositions
@@ -43,7 +46,9 @@ def effects(domain: DomainResult) -> list[Effect]:
             label = AT_FULL_COUNT[c.family]
             found.append(Effect(label, c.probe, nats, c.margin or 0.0, bool(c.equivalent), c.bitwise_equal))
     order = list(dict.fromkeys(effect.label for effect in found))
-    return sorted(found, key=lambda effect: order.index(effect.label))
+    measured = {effect.label for effect in found if effect.nats is not None or effect.bitwise}
+    once = [e for e in found if e.label in measured or e.probe == found[0].probe]
+    return sorted(once, key=lambda effect: order.index(effect.label))
 
 
 def finding(result: AuditResult) -> str:
@@ -74,7 +79,8 @@ def equivalence(result: AuditResult) -> Figure:
 
 def _panel(axes: Axes, panel: list[Effect]) -> None:
     edge = FRAME * max((effect.margin for effect in panel), default=1.0) or 1.0
-    y, centres = 0.0, {}
+    y = 0.0
+    centres: dict[str, list[float]] = {}
     for i, effect in enumerate(panel):
         if i and effect.label != panel[i - 1].label:
             axes.axhline(y - 0.25, color=PALE, lw=0.8)
@@ -108,7 +114,9 @@ def _row(axes: Axes, y: float, effect: Effect, edge: float) -> None:
         return
     axes.plot([nats.low, nats.high], [y, y], color=colour, lw=0.9)
     axes.plot([nats.low90, nats.high90], [y, y], color=colour, lw=3, solid_capstyle="butt")
-    axes.plot([nats.value], [y], color=colour, marker=marker, markerfacecolor="white" if not effect.equivalent else colour)
+    axes.plot(
+        [nats.value], [y], color=colour, marker=marker, markerfacecolor="white" if not effect.equivalent else colour
+    )
 
 
 def _legend(probes: list[str], panels: list[list[Effect]]) -> list[Line2D | Patch]:

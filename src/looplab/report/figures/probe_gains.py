@@ -2,9 +2,11 @@
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from looplab.audit.result import AuditResult, DomainResult, Estimate, ProbeGain
 from looplab.report.figures.base import GREY, probe_mark, sheet, styled, title, unknown_patch
+from looplab.report.figures.waterfall import headline_gain
 
 SIZES = {"temperature": "1 parameter", "affine": "2 per feature"}
 """Parameters of each probe; probes stand in this order on the axis."""
@@ -28,8 +30,7 @@ def dense_gain(domain: DomainResult, probe: str) -> ProbeGain | None:
 
 def finding(result: AuditResult, domain: DomainResult) -> str:
     """The title: the best probe's net share."""
-    found = headline(domain.gains)
-    best = found.get(domain.verdict.best_probe or "")
+    best = headline_gain(domain)
     if best is None or best.share is None:
         return f"{domain.name}: the gap is too small for a share of any probe"
     return f"{domain.name}: {best.probe} removes {100 * best.share.value:.1f} % of the gap, net of full depth"
@@ -51,13 +52,22 @@ def probe_gains(result: AuditResult, domain: DomainResult) -> Figure:
             _share(axes, x + 0.13, dense.share, name, hollow=True)
     axes.axhline(0, color="#9aa1ab", lw=0.9)
     axes.axhline(100 * LINE, color=GREY, lw=1, ls=(0, (4, 3)))
-    axes.annotate("5 %", (1.0, 100 * LINE), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points", va="center")
+    axes.annotate(
+        "5 %",
+        (1.0, 100 * LINE),
+        xycoords=("axes fraction", "data"),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+    )
     axes.set_xticks(range(len(names)), [f"{name}\n{SIZES.get(name, '')}".strip() for name in names])
     axes.set_xlim(-0.6, max(len(names), 1) - 0.4)
     bottom, top = axes.get_ylim()
     axes.set_ylim(min(bottom, -2.0), max(top * 1.08, 10.0))
     axes.set_ylabel("net share of the gap (%)")
-    _legend(figure, has_dense=any(dense_gain(domain, n) for n in names), gaps=[n for n in names if found[n].share is None])
+    _legend(
+        figure, has_dense=any(dense_gain(domain, n) for n in names), gaps=[n for n in names if found[n].share is None]
+    )
     return figure
 
 
@@ -66,15 +76,41 @@ def _share(axes: Axes, x: float, share: Estimate | None, probe: str, *, hollow: 
         return
     colour, marker = probe_mark(probe)
     axes.plot([x, x], [100 * share.low, 100 * share.high], color=colour, lw=1.8, zorder=2)
-    axes.plot([x], [100 * share.value], marker=marker, ms=8.5, color=colour, markerfacecolor="white" if hollow else colour, mew=1.6, ls="")
-    axes.annotate(f"{100 * share.value:.1f} %", (x, 100 * share.value), xytext=(10 if hollow else -10, 0), textcoords="offset points", va="center", ha="left" if hollow else "right")
+    axes.plot(
+        [x],
+        [100 * share.value],
+        marker=marker,
+        ms=8.5,
+        color=colour,
+        markerfacecolor="white" if hollow else colour,
+        mew=1.6,
+        ls="",
+    )
+    axes.annotate(
+        f"{100 * share.value:.1f} %",
+        (x, 100 * share.value),
+        xytext=(10 if hollow else -10, 0),
+        textcoords="offset points",
+        va="center",
+        ha="left" if hollow else "right",
+    )
 
 
 def _legend(figure: Figure, *, has_dense: bool, gaps: list[str]) -> None:
-    from matplotlib.lines import Line2D
-
     handles: list = [Line2D([], [], ls="", marker="o", ms=8, color=GREY, label="this model")]
     if has_dense:
-        handles.append(Line2D([], [], ls="", marker="o", ms=8, color=GREY, markerfacecolor="white", mew=1.6, label="dense control, nearest gap"))
+        handles.append(
+            Line2D(
+                [],
+                [],
+                ls="",
+                marker="o",
+                ms=8,
+                color=GREY,
+                markerfacecolor="white",
+                mew=1.6,
+                label="dense control, nearest gap",
+            )
+        )
     handles += [unknown_patch(f"{name}: gap too small") for name in gaps]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, columnspacing=1.6)

@@ -61,10 +61,19 @@ def _same(rows: tuple[ScheduleEntry, ...]) -> list[list[int]]:
 
 def _row(axes: Axes, y: int, row: ScheduleEntry, plan: Plan, *, numbers: bool) -> None:
     struck = row.reason is not None
-    axes.text(-0.35, y, row.name if row.family != "explicit" else "explicit", va="center", ha="right", color=GREY if struck else INK)
+    axes.text(
+        -0.35,
+        y,
+        row.name if row.family != "explicit" else "explicit",
+        va="center",
+        ha="right",
+        color=GREY if struck else INK,
+    )
     for x, (block, iteration) in enumerate(plan):
         colour = BLOCKS[block % len(BLOCKS)]
-        axes.add_patch(Rectangle((x + 0.04, y - 0.42), 0.92, 0.84, facecolor=colour, alpha=0.25 if struck else 0.85, lw=0))
+        axes.add_patch(
+            Rectangle((x + 0.04, y - 0.42), 0.92, 0.84, facecolor=colour, alpha=0.25 if struck else 0.85, lw=0)
+        )
         if numbers:
             axes.text(x + 0.5, y, str(iteration), va="center", ha="center", fontsize=9, color=GREY if struck else INK)
     if struck:

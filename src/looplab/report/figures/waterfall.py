@@ -12,9 +12,11 @@ from looplab.report.figures.base import GREY, INK, PARTS, PURPLE, UNKNOWN, sheet
 
 
 def headline_gain(domain: DomainResult) -> ProbeGain | None:
-    """The gain of the verdict's best probe at the smallest depth."""
-    gains = [gain for gain in domain.gains if gain.probe == domain.verdict.best_probe]
-    return min(gains, key=lambda gain: gain.k, default=None)
+    """At the smallest depth, the gain of the verdict's best probe; of the largest one where it names none."""
+    first = min((gain.k for gain in domain.gains), default=0)
+    gains = [gain for gain in domain.gains if gain.k == first]
+    named = [gain for gain in gains if gain.probe == domain.verdict.best_probe]
+    return max(named or gains, key=lambda gain: gain.net.value, default=None)
 
 
 def whole_gap(domain: DomainResult) -> tuple[str, Estimate] | None:
@@ -44,10 +46,11 @@ def finding(result: AuditResult, domain: DomainResult) -> str:
 
 
 @styled
-def waterfall(result: AuditResult, domain: DomainResult) -> Figure:
-    """Draws F1 for one domain."""
+def waterfall(result: AuditResult, domain: DomainResult, *, span: float | None = None) -> Figure:
+    """Draws F1 for one domain; `span` is the gap that fills the frame, where several are compared."""
     gap, gain = whole_gap(domain), headline_gain(domain)
-    figure = sheet(6.1, 2.75)
+    rows = 1 + (len(domain.decomposition().parts) if domain.decompositions else 0) + (gain is not None)
+    figure = sheet(6.1, 1.1 + 0.33 * rows)
     title(figure, finding(result, domain))
     if gap is None:
         figure.text(0.02, 0.5, "No gap was measured on this domain.")
@@ -61,6 +64,8 @@ def waterfall(result: AuditResult, domain: DomainResult) -> Figure:
     axes.spines["left"].set_visible(False)
     axes.axvline(0, color=INK, lw=0.9)
     axes.axvline(gap[1].value, color=INK, lw=0.9, ls=(0, (2, 2)))
+    if span is not None:
+        axes.set_xlim(-0.06 * span, 1.06 * span)
     axes.set_xlabel("loss above full depth (nats per token)")
     _ends(axes, domain, gap[0], gap[1].value)
     return figure
@@ -68,7 +73,7 @@ def waterfall(result: AuditResult, domain: DomainResult) -> Figure:
 
 def _draw(axes: Axes, gap: Estimate, raw: Decomposition | None, gain: ProbeGain | None) -> list[str]:
     _bar(axes, 0, gap.value, 0.0, gap, GREY)
-    _note(axes, 0, f"{gap.value:.3f} nats")
+    _amount(axes, 0, gap, None)
     labels, level = ["whole gap"], gap.value
     for part in raw.parts if raw else ():
         level = _step(axes, len(labels), part, level, gap.value)
@@ -77,7 +82,7 @@ def _draw(axes: Axes, gap: Estimate, raw: Decomposition | None, gain: ProbeGain 
         y, end = len(labels), gap.value - gain.net.value
         axes.plot([gap.value, gap.value, end, end], [y - 0.16, y, y, y - 0.16], color=PURPLE, lw=1.8)
         _whisker(axes, y, gap.value, gain.net)
-        _note(axes, y, _amount(gain.net, gain.share))
+        _amount(axes, y, gain.net, gain.share)
         labels.append(f"refit: {gain.probe}")
     return labels
 
@@ -95,7 +100,7 @@ def _step(axes: Axes, y: int, part: Part, level: float, gap: float) -> float:
     end = level - part.nats.value
     _bar(axes, y, level, end, part.nats, PARTS[part.name])
     axes.plot([end, end], [y + 0.28, y + 0.72], color=GREY, lw=0.8)
-    _note(axes, y, _amount(part.nats, part.share))
+    _amount(axes, y, part.nats, part.share)
     return end
 
 
@@ -110,17 +115,23 @@ def _whisker(axes: Axes, y: int, start: float, estimate: Estimate) -> None:
     axes.plot([low, low, high, high], [y, y, y, y], color=INK, ls="", marker="|", ms=7, mew=1.1)
 
 
-def _amount(nats: Estimate, share: Estimate | None) -> str:
-    return f"{nats.value:.3f} nats" + ("" if share is None else f"   {100 * share.value:.1f} %")
+def _amount(axes: Axes, y: int, nats: Estimate, share: Estimate | None) -> None:
+    _note(axes, y, f"{nats.value:.3f} nats", right=60)
+    if share is not None:
+        _note(axes, y, f"{100 * share.value:.1f} %", right=106)
 
 
-def _note(axes: Axes, y: int, text: str) -> None:
-    axes.annotate(text, (1.0, y), xycoords=("axes fraction", "data"), xytext=(8, 0), textcoords="offset points", va="center")
+def _note(axes: Axes, y: int, text: str, *, right: float | None = None) -> None:
+    """Text beside row `y`, starting at the frame or ending `right` points after it."""
+    place = {"xytext": (8 if right is None else right, 0), "ha": "left" if right is None else "right"}
+    axes.annotate(text, (1.0, y), xycoords=("axes fraction", "data"), textcoords="offset points", va="center", **place)
 
 
 def _ends(axes: Axes, domain: DomainResult, name: str, gap: float) -> None:
     full, cut = (domain.schedule(which).loss().loss.value for which in ("full", name))
     top = axes.secondary_xaxis("top")
     top.set_xticks([0.0, gap], [f"full: {full:.3f}", f"{name}: {cut:.3f}"])
+    for label, side in zip(top.get_xticklabels(), ("right", "left"), strict=True):
+        label.set_ha(side)  # outwards, so that a small gap has room for both
     top.spines["top"].set_visible(False)
     top.tick_params(length=0)

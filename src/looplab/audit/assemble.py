@@ -1,0 +1,301 @@
+"""From measurements of one domain to its part of the result: losses, metrics, contrasts, decomposition, verdict."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from looplab._types import Bool, Float
+from looplab.audit.bootstrap import Losses, estimate, halley_steps
+from looplab.audit.card import is_dense
+from looplab.audit.config import AuditConfig
+from looplab.audit.control import compare_dense, gaps_per_byte
+from looplab.audit.decompose import contrasts, decompositions, identify, probe_gains
+from looplab.audit.documents import Domain
+from looplab.audit.measure import AFFINE, TEMPERATURE, Fits, Scores, Subject
+from looplab.audit.result import (
+    DENSE_MESSAGE,
+    RAW,
+    AffineFit,
+    Contrast,
+    ControlComparison,
+    Decomposition,
+    DenseControl,
+    DocumentCounts,
+    DomainResult,
+    Estimate,
+    ModelCard,
+    ProbeGain,
+    ProbeLoss,
+    ReliabilityBin,
+    ScheduleResult,
+    TemperatureFit,
+    TokenMetrics,
+    Verdict,
+)
+from looplab.audit.schedules import trivial_contrasts
+from looplab.audit.verdict import verdict
+from looplab.intervals import expected_calibration_error
+
+BINS = 15
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Measured:
+    """One model on one domain: fits, scores and losses."""
+
+    config: AuditConfig
+    subject: Subject
+    domain: Domain
+    fits: dict[str, Fits]
+    scores: dict[str, Scores]
+    diverged: dict[str, int]
+    losses: Losses
+    cross: tuple[str, ...]
+    """Other domains whose temperatures were scored here."""
+    batch_tokens: int
+
+    @property
+    def unmeasured(self) -> dict[str, str]:
+        """Schedules without a number, aliases included."""
+        missing = {name: f"diverged at application {j}" for name, j in self.diverged.items()}
+        return {
+            row.name: missing[origin] for row in self.subject.rows if (origin := row.same_as or row.name) in missing
+        }
+
+    @property
+    def reasons(self) -> dict[tuple[str, str], str]:
+        """Contrasts that the words cannot tell apart."""
+        return identify(self.subject.rows, units=self.subject.full.M, kmid=self.subject.full.kmid)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Every k below M at which a prefix was measured."""
+        names = self.scores
+        return tuple(row.k for row in self.subject.rows if row.family == "prefix" and row.k and row.name in names)
+
+
+def domain_result(part: Measured, controlled: Measured | None, control_card: ModelCard | None) -> DomainResult:
+    """Statistics and verdict of one domain; `controlled` is the dense control on the same documents."""
+    full, losses = part.subject.full, part.losses
+    dense = is_dense(full)
+    split: tuple[Decomposition, ...] = ()
+    if not dense:
+        split = decompositions(
+            losses,
+            units=full.M,
+            kmid=full.kmid,
+            reasons=part.reasons,
+            unmeasured=part.unmeasured,
+            config=part.config,
+        )
+    gains = _gains(part)
+    control = None
+    if controlled is not None and control_card is not None:
+        control = _control_result(part, controlled, control_card)
+    return DomainResult(
+        name=part.domain.name,
+        documents=_document_counts(part),
+        schedules=_schedule_results(part),
+        contrasts=_contrasts(part),
+        decompositions=split,
+        gains=gains,
+        gaps_per_byte=_gaps_per_byte(part),
+        control=control,
+        verdict=_verdict(part, split, gains, control.comparisons if control else ()),
+    )
+
+
+def _gains(part: Measured) -> tuple[ProbeGain, ...]:
+    units = part.subject.full.M
+    return probe_gains(part.losses, grid=part.grid, units=units, reasons=part.reasons, config=part.config)
+
+
+def _gaps_per_byte(part: Measured) -> dict[str, Estimate]:
+    units = part.subject.full.M
+    return gaps_per_byte(part.losses, grid=part.grid, units=units, reasons=part.reasons, config=part.config)
+
+
+def _contrasts(part: Measured) -> tuple[Contrast, ...]:
+    reasons = {**trivial_contrasts(part.subject.rows), **part.reasons}
+    return contrasts(part.losses, part.subject.rows, reasons=reasons, unmeasured=part.unmeasured, config=part.config)
+
+
+def _control_result(part: Measured, controlled: Measured, card: ModelCard) -> DenseControl:
+    comparisons: tuple[ControlComparison, ...] = ()
+    if part.grid and controlled.grid:
+        comparisons = compare_dense(
+            part.losses,
+            controlled.losses,
+            looped_grid=part.grid,
+            dense_grid=controlled.grid,
+            config=part.config,
+        )
+    return DenseControl(
+        model=card,
+        schedule_map=controlled.subject.rows,
+        schedules=_schedule_results(controlled),
+        contrasts=_contrasts(controlled),
+        gains=_gains(controlled),
+        gaps_per_byte=_gaps_per_byte(controlled),
+        comparisons=comparisons,
+    )
+
+
+def _document_counts(part: Measured) -> DocumentCounts:
+    domain = part.domain
+    evaluation, calibration = domain.evaluation, domain.calibration
+    everything = (*evaluation.documents, *calibration.documents)
+    affine = AFFINE in part.config.probes
+    return DocumentCounts(
+        source=domain.source,
+        data_hash=domain.data_hash,
+        read=domain.read,
+        duplicates=domain.duplicates,
+        empty=domain.empty,
+        unscored=domain.unscored,
+        evaluation=len(evaluation.documents),
+        calibration=len(calibration.documents),
+        evaluation_tokens=evaluation.tokens,
+        calibration_tokens=calibration.tokens,
+        evaluation_bytes=int(evaluation.text_bytes.sum()),
+        affine_tokens=calibration.head(part.config.affine_tokens).tokens if affine else 0,
+        longest=max(len(document.tokens) for document in everything),
+        cut=sum(document.cut for document in everything),
+        overlap=domain.overlap,
+        padding=evaluation.padding(part.batch_tokens),
+    )
+
+
+def _schedule_results(part: Measured) -> tuple[ScheduleResult, ...]:
+    results = []
+    for row in part.subject.rows:
+        if row.name in part.diverged:
+            results.append(_diverged(row.name, row.k, part.diverged[row.name]))
+        elif row.name in part.scores:
+            results.append(_schedule_result(part, row.name, row.k))
+    return tuple(results)
+
+
+def _schedule_result(part: Measured, name: str, k: int | None) -> ScheduleResult:
+    losses, kept, fit = part.losses, part.scores[name], part.fits[name]
+    per_byte = losses.tokens / losses.num_bytes if losses.num_bytes else 0.0
+    return ScheduleResult(
+        name=name,
+        k=k,
+        diverged_at=None,
+        losses=tuple(
+            ProbeLoss(
+                probe=readout,
+                loss=losses.estimate({(readout, name): 1.0}, part.config.level),
+                per_byte=losses.points[readout, name] * per_byte,
+                seeds=tuple(losses.tables[name].seeds[readout]),
+            )
+            for readout in losses.readouts
+        ),
+        temperature=_temperature(part, name),
+        affine=None if fit.affine is None else _affine(fit),
+        metrics=tuple(_metrics(kept, probe) for probe in (RAW, TEMPERATURE) if probe in losses.readouts),
+    )
+
+
+def _temperature(part: Measured, name: str) -> TemperatureFit | None:
+    fit, kept = part.fits[name], part.scores[name]
+    if fit.temperature is None or fit.replicates is None:
+        return None
+    low = high = None
+    if not fit.temperature.boundary:
+        units = len(part.domain.calibration.documents)
+        betas = estimate(fit.temperature.beta, fit.replicates.betas, units=units, level=part.config.level)
+        low, high = (1 / beta if beta > 0 else None for beta in (betas.high, betas.low))
+    exact = len(fit.replicates.exact)
+    totals = kept.extra[:, exact:].sum(axis=0) / part.losses.tokens
+    return TemperatureFit(
+        beta=fit.temperature.beta,
+        temperature=fit.temperature.temperature,
+        status=fit.temperature.status,
+        low=low,
+        high=high,
+        passes=fit.temperature.passes,
+        in_sample=_in_sample(fit, kept),
+        cross=dict(zip(part.cross, map(float, totals), strict=True)),
+    )
+
+
+def _verdict(
+    part: Measured,
+    split: Sequence[Decomposition],
+    gains: Sequence[ProbeGain],
+    comparisons: Sequence[ControlComparison],
+) -> Verdict:
+    if is_dense(part.subject.full):
+        return Verdict(sentence=DENSE_MESSAGE, words={}, best_probe=None, probe_words={}, recurrence="not measured")
+    return verdict(
+        part.domain.name,
+        applications=len(part.subject.full.plan),
+        decomposition=split[0] if split else None,
+        gains=gains,
+        comparisons=comparisons,
+        reason=part.unmeasured.get("prefix(1)", ""),
+    )
+
+
+def _diverged(name: str, k: int | None, j: int) -> ScheduleResult:
+    return ScheduleResult(name=name, k=k, diverged_at=j, losses=(), temperature=None, affine=None, metrics=())
+
+
+def _affine(fit: Fits) -> AffineFit:
+    affine = fit.affine
+    assert affine is not None
+    return AffineFit(
+        penalty=affine.strength if np.isfinite(affine.strength) else None,
+        converged=affine.converged,
+        convex=affine.convex,
+        iterations=affine.iterations,
+    )
+
+
+def _in_sample(fit: Fits, kept: Scores) -> float | None:
+    """Temperature of the evaluation tokens themselves: one Halley step from the fitted beta, on their exact sums."""
+    assert fit.temperature is not None
+    if fit.temperature.boundary:
+        return None
+    sums = np.stack([kept.losses[TEMPERATURE].sum(), *kept.derivatives.sum(axis=1)])[None]
+    beta = fit.temperature.beta + float(halley_steps(sums)[0])
+    return 1 / beta if np.isfinite(beta) and beta > 0 else None
+
+
+def _metrics(kept: Scores, probe: str) -> TokenMetrics:
+    confidence, correct = kept.confidence[probe].ravel(), kept.correct.ravel()
+    mean = {label: total / len(correct) for label, total in kept.totals.items()}
+    raw = probe == RAW
+    return TokenMetrics(
+        probe=probe,
+        accuracy=float(correct.mean()),
+        confidence=float(confidence.mean()),
+        ece=expected_calibration_error(confidence, correct, bins=BINS),
+        ece_equal_mass=expected_calibration_error(confidence, correct, bins=BINS, mass=True),
+        brier=mean[f"{probe} brier"],
+        entropy=mean[f"{probe} entropy"],
+        logit_norm=mean["logit norm"] if raw else None,
+        logit_norm_centred=mean["centred norm"] if raw else None,
+        kl_to_full=mean["kl"] if raw else None,
+        agreement_to_full=mean["agree"] if raw else None,
+        bins=_bins(confidence, correct),
+    )
+
+
+def _bins(confidence: Float[np.ndarray, " tokens"], correct: Bool[np.ndarray, " tokens"]) -> tuple[ReliabilityBin, ...]:
+    edges = np.linspace(0, 1, BINS + 1)
+    index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, BINS - 1)
+    counts, hits, sums = (np.bincount(index, weights=w, minlength=BINS) for w in (None, correct, confidence))
+    return tuple(
+        ReliabilityBin(
+            low=float(edges[b]),
+            high=float(edges[b + 1]),
+            count=int(counts[b]),
+            accuracy=float(hits[b] / max(1, counts[b])),
+            confidence=float(sums[b] / max(1, counts[b])),
+        )
+        for b in range(BINS)
+    )

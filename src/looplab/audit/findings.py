@@ -1,0 +1,118 @@
+"""Findings of an audit about its schedules, documents and fits. Those of statistics arise beside the numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from looplab.audit.documents import Domain
+from looplab.audit.measure import Fits
+from looplab.audit.result import Part, ScheduleEntry
+from looplab.records import Finding, Level
+
+NOT_IDENTIFIABLE = "not identifiable: "
+FEW_EVALUATION, FEW_CALIBRATION, MUCH_OVERLAP = 100, 50, 0.05
+
+
+def domain_findings(
+    domain: Domain, fits: Mapping[str, Fits], diverged: Mapping[str, int], statistical: Sequence[Finding]
+) -> list[Finding]:
+    """What a reader must know about the data and the fits of one domain, grouped by kind."""
+    found = []
+    sizes = (
+        ("evaluation", len(domain.evaluation.documents), FEW_EVALUATION),
+        ("calibration", len(domain.calibration.documents), FEW_CALIBRATION),
+    )
+    found += [_few_documents(domain.name, side, count, least) for side, count, least in sizes if count < least]
+    if domain.overlap > MUCH_OVERLAP:
+        found.append(_split_overlap(domain))
+    found += [_diverges(domain.name, name, j) for name, j in diverged.items()]
+    for name, fit in fits.items():
+        where: dict[str, str | int] = {"domain": domain.name, "schedule": name}
+        found += [replace(f, where=where) for f in (fit.affine.findings if fit.affine else ())]
+    found += [replace(f, where={"domain": domain.name, **f.where}) for f in statistical]
+    return grouped(found)
+
+
+def not_identifiable(rows: Sequence[ScheduleEntry], parts: Sequence[Part]) -> list[Finding]:
+    """One finding per reason for which schedules or parts of the decomposition have no number."""
+    by_reason: dict[str, list[str]] = {}
+    for part in parts:
+        if part.reason is not None and part.reason.startswith(NOT_IDENTIFIABLE):
+            by_reason.setdefault(part.reason.removeprefix(NOT_IDENTIFIABLE), []).append(part.name)
+    for row in rows:
+        if row.reason is not None:
+            by_reason.setdefault(row.reason, []).append(row.name)
+    return [
+        Finding(
+            kind="audit.not_identifiable",
+            level=Level.UNIDENTIFIED,
+            message=f"{', '.join(names)}: {reason}.",
+            where={"reason": reason},
+        )
+        for reason, names in by_reason.items()
+    ]
+
+
+def grouped(findings: Sequence[Finding]) -> list[Finding]:
+    """One finding per kind: of several that differ by schedule, the first, which then names the others."""
+    by_kind: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_kind.setdefault(finding.kind, []).append(finding)
+    result = []
+    for same in by_kind.values():
+        names = [str(f.where["schedule"]) for f in same if "schedule" in f.where]
+        first = same[0]
+        if len(names) > 1:
+            where = {k: v for k, v in first.where.items() if k != "schedule"} | {"schedules": ", ".join(names)}
+            also = f" The same for {', '.join(names[1:])}." if first.where["schedule"] in first.message else ""
+            which = "" if also else f" Schedules: {', '.join(names)}."
+            result.append(replace(first, message=f"{first.message}{also}{which}", where=where))
+        elif names and names[0] not in first.message:
+            result.append(replace(first, message=f"{first.message} Schedule: {names[0]}."))
+        else:
+            result += same
+    return result
+
+
+def byte_tokens() -> Finding:
+    """The model came without a tokenizer."""
+    return Finding(
+        kind="audit.byte_tokens",
+        level=Level.WARNING,
+        message="The model has no tokenizer; text is read as raw bytes, without bos.",
+        remedy="Pass --tokenizer if the model was trained otherwise.",
+    )
+
+
+def _few_documents(domain: str, side: str, count: int, least: int) -> Finding:
+    return Finding(
+        kind="audit.few_documents",
+        level=Level.WARNING,
+        message=f"{domain} has {count} {side} documents; below {least} intervals are rough.",
+        remedy="Add text.",
+        value=float(count),
+        threshold=float(least),
+        where={"domain": domain, "split": side},
+    )
+
+
+def _split_overlap(domain: Domain) -> Finding:
+    return Finding(
+        kind="audit.split_overlap",
+        level=Level.WARNING,
+        message=f"{100 * domain.overlap:.1f} % of the evaluation 13-grams of {domain.name} occur in calibration.",
+        remedy="Remove repeated passages, or give documents that share them one group.",
+        value=domain.overlap,
+        threshold=MUCH_OVERLAP,
+        where={"domain": domain.name},
+    )
+
+
+def _diverges(domain: str, schedule: str, j: int) -> Finding:
+    return Finding(
+        kind="audit.diverged",
+        level=Level.WARNING,
+        message=f"{schedule} on {domain} diverged at application {j}; its contrasts are not measured.",
+        remedy="Try --dtype float32.",
+        value=float(j),
+        where={"domain": domain, "schedule": schedule},
+    )

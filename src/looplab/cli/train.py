@@ -1,0 +1,117 @@
+"""`looplab train RECIPE --out FOLDER`: trains a model by a recipe, any of whose fields an option may change."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from looplab._config import config_hash
+from looplab.cli import exit_codes
+from looplab.data.documents import DataError
+from looplab.recipes import RECIPES
+from looplab.records import RunRecord
+from looplab.training.checkpoint import CheckpointError
+from looplab.training.config import RunConfig
+from looplab.training.display import choose_display
+from looplab.training.divergence import DivergedError
+from looplab.training.evaluation import DepthError
+from looplab.training.folder import MODEL, FolderError
+from looplab.training.trainer import train
+
+EPILOGUE = """
+A run is one configuration in one folder. The same command in the same folder goes on from the newest checkpoint, to the
+same bits as a run that was never stopped; only steps, logging and evaluation may be changed then. FOLDER/model opens
+with looplab.load and with the other commands. RECIPE may also be the run.json of an earlier run, edited or not.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command, and of the recipe."""
+
+    out: Path
+    """Folder of the run."""
+    device: str = "cpu"
+    """Device of PyTorch: cpu, cuda, cuda:1."""
+    quiet: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Say nothing until the end."""
+    run: Annotated[RunConfig, tyro.conf.arg(name="")]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage(), file=sys.stdout if argv else sys.stderr)
+        return exit_codes.DONE if argv else exit_codes.USAGE
+    options = _parse(argv[0], argv[1:])
+    config = options.run
+    print(f"{config.recipe}  config {config_hash(config)}  out {options.out}", file=sys.stderr)
+    display = choose_display(config.log_every, quiet=options.quiet)
+    with (
+        exit_codes.user_error(exit_codes.USAGE, (DepthError,)),
+        exit_codes.user_error(exit_codes.MODEL, (DivergedError,)),
+        exit_codes.user_error(exit_codes.DATA, (DataError, CheckpointError)),
+        exit_codes.user_error(exit_codes.BUSY, (FolderError,)),
+    ):
+        try:
+            record = train(config, options.out, device=options.device, display=display)
+        except KeyboardInterrupt:
+            print("The same command goes on from the newest checkpoint.", file=sys.stderr)
+            raise
+    print(summary(record, options.out))
+    return exit_codes.DONE
+
+
+def usage() -> str:
+    """What `looplab train --help` prints: the recipes, and how to see and change their fields."""
+    lines = [
+        "usage: looplab train RECIPE --out FOLDER [--FIELD VALUE ...]",
+        "",
+        "Train a model by a recipe.",
+        "",
+        "Recipes:",
+    ]
+    for name in RECIPES:
+        lines.append(f"  {name:<18}{(RECIPES[name].__doc__ or '').splitlines()[0]}")
+    lines += [
+        *("", "Examples:"),
+        "  looplab train text-core --help                              every field of a recipe, with its value",
+        "  looplab train text-core --out runs/core                     about ten minutes on one CPU thread",
+        "  looplab train text-core --out runs/tiny --steps 100 --optimizer.lr 1e-3",
+        "  looplab train text-core --out runs/mine --data.sources a.jsonl b.txt --seed 1",
+        EPILOGUE.rstrip(),
+    ]
+    return "\n".join(lines)
+
+
+def summary(record: RunRecord, folder: Path) -> str:
+    """The last lines of a run."""
+    return (
+        f"Held-out loss {record.loss:.4f} nats per token after {record.tokens:,} tokens, {record.seconds:.0f} s and "
+        f"{record.train_flops:.3g} FLOPs.\nModel: {folder / MODEL}"
+    )
+
+
+def _parse(recipe: str, argv: Sequence[str]) -> Options:
+    with exit_codes.user_error(exit_codes.USAGE):
+        default = Options(out=tyro.MISSING, run=_configuration(recipe))
+        return tyro.cli(
+            Options,
+            default=default,
+            args=list(argv),
+            prog=f"looplab train {recipe}",
+            description=EPILOGUE.strip(),
+            config=(tyro.conf.AvoidSubcommands,),
+        )
+
+
+def _configuration(recipe: str) -> RunConfig:
+    """The recipe of this name, or the configuration in a run.json."""
+    if recipe in RECIPES or not recipe.endswith(".json"):
+        return RECIPES[recipe]()
+    data = json.loads(Path(recipe).read_bytes())
+    return RunConfig.read(data.get("config", data))

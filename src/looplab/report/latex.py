@@ -1,0 +1,70 @@
+r"""tables.tex: the tables a paper quotes, for `\usepackage{booktabs}`; rounded as on the page."""
+
+from looplab.audit.result import AuditResult
+from looplab.report import measured
+from looplab.report.keyed import Keyed
+from looplab.report.tables import MINUS, NONE, Table
+
+ESCAPES = {letter: "\\" + letter for letter in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    MINUS: "$-$",
+    NONE: "--",
+}
+
+
+def tables_tex(result: AuditResult) -> str:
+    """The text of tables.tex: decomposition, probes and dense control of every domain."""
+    found = [table for domain in Keyed(result).domains for table in _quoted(domain)]
+    head = (
+        f"% Audit of {_one_line(result.model.name)}, settings {result.config_hash}. Needs \\usepackage{{booktabs}}.\n"
+    )
+    return head + "\n".join(render(table) for table in found)
+
+
+def _quoted(domain: Keyed) -> list[Table]:
+    tables = [measured.decomposition(domain)] if domain.decompositions else []
+    tables.append(measured.gains(domain))
+    if domain.held.control is not None:
+        tables.append(measured.comparisons(domain))
+        tables.append(
+            measured.gains(
+                domain.control, "dense-probes", f"Refitted readouts of the dense control on {domain.held.name}, nats"
+            )
+        )
+    return [table for table in tables if table.rows]
+
+
+def escape(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return "".join(ESCAPES.get(letter, letter) for letter in text)
+
+
+def render(table: Table) -> str:
+    """One table environment."""
+    align = "".join("l" if i in table.text_columns else "r" for i in range(len(table.columns)))
+    lines = [" & ".join(escape(cell.text) for cell in row) + r" \\" for row in table.rows]
+    caption = escape(f"{table.caption}. {table.note}".strip())
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering\small",
+            rf"\caption{{{caption}}}",
+            rf"\begin{{tabular}}{{{align}}}",
+            r"\toprule",
+            " & ".join(escape(column) for column in table.columns) + r" \\",
+            r"\midrule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,23 @@
+"""Training: one configuration, one step, one folder that survives being killed."""
+
+from looplab.training.config import Evaluation, RunConfig
+from looplab.training.divergence import DivergedError
+from looplab.training.folder import FolderError
+from looplab.training.optimizer import AdamW, Optimizer
+from looplab.training.schedule import Constant, Cosine, Linear, Schedule
+from looplab.training.trainer import Trainer, train
+
+__all__ = [
+    "AdamW",
+    "Constant",
+    "Cosine",
+    "DivergedError",
+    "Evaluation",
+    "FolderError",
+    "Linear",
+    "Optimizer",
+    "RunConfig",
+    "Schedule",
+    "Trainer",
+    "train",
+]

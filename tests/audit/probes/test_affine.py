@@ -1,0 +1,148 @@
+import hashlib
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from looplab.audit.probes.affine import STRENGTHS, _Problem, fit_affine, heldout_documents
+from looplab.audit.probes.scores import token_nll
+
+KEYS = [hashlib.sha256(str(d).encode()).hexdigest() for d in range(40)]
+
+
+def planted(*, tokens=2000, dim=8, vocab=12, seed=0, identity=False, noise=False, dtype=torch.float32):
+    """Hidden states that a smooth gain and a shift bring back to what the head wants; or targets without signal."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(dim, vocab, generator=generator)
+    wanted = torch.randn(tokens, dim, generator=generator)
+    gain = 1.25 + 0.75 * torch.sin(torch.arange(dim) * 1.3)
+    shift = 0.4 * torch.cos(torch.arange(dim) * 0.7)
+    logits = torch.zeros(tokens, vocab) if noise else 2 * wanted @ weight
+    targets = torch.multinomial(torch.softmax(logits, dim=1), 1, generator=generator)[:, 0]
+    hidden = wanted if identity or noise else (wanted - shift) / gain
+    documents = torch.arange(tokens) * 40 // tokens
+    return hidden.to(dtype), lambda h: 2 * h @ weight.to(h.dtype), targets, documents, gain, shift
+
+
+def test_a_planted_map_is_found():
+    hidden, head, targets, documents, gain, shift = planted()
+    fit = fit_affine(hidden, head, targets, documents, KEYS)
+    assert fit.converged
+    np.testing.assert_allclose(fit.gain, gain, atol=0.15)
+    np.testing.assert_allclose(fit.scale * fit.shift, shift, atol=0.15)
+    wanted = head(gain * hidden + shift)
+    best = torch.nn.functional.cross_entropy(wanted, targets).item()
+    assert token_nll(fit.apply(hidden), head, targets).mean() <= best + 0.003
+
+
+def test_scale_is_the_root_mean_square_unless_given():
+    hidden, head, targets, documents, _, _ = planted()
+    rms = hidden.double().square().mean().sqrt().item()
+    assert fit_affine(hidden, head, targets, documents, KEYS).scale == pytest.approx(rms)
+    assert fit_affine(hidden, head, targets, documents, KEYS, scale=1.0).scale == 1.0
+
+
+def test_pure_noise_keeps_the_identity():
+    hidden, _, targets, documents, _, _ = planted(noise=True)
+    fit = fit_affine(hidden, lambda h: 0.01 * h @ torch.ones(8, 12), targets, documents, KEYS)
+    assert fit.strength == math.inf
+    assert (fit.gain == 1).all()
+    assert (fit.shift == 0).all()
+    assert torch.equal(fit.apply(hidden), hidden)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_choice_never_loses_to_the_identity_on_held_out_documents(seed):
+    hidden, head, targets, documents, _, _ = planted(seed=seed, identity=True, tokens=400)
+    fit = fit_affine(hidden, head, targets, documents, KEYS)
+    losses = dict(fit.heldout)
+    assert tuple(losses) == STRENGTHS
+    assert losses[fit.strength] <= losses[math.inf] + 1e-6
+    assert losses[fit.strength] == min(losses.values())
+
+
+def test_the_gradient_is_that_of_the_whole_loss():
+    hidden, head, targets, _, _, _ = planted(tokens=60, dtype=torch.float64)
+    problem = _Problem(hidden, head, targets, 1.7, 12 * 8 * 7)
+    parameters = (problem.identity() + 0.1 * torch.randn(2, 8).double()).requires_grad_()
+    loss = problem._backward(parameters)
+    gain, shift = parameters
+    whole = torch.nn.functional.cross_entropy(head(gain * hidden + 1.7 * shift), targets)
+    (expected,) = torch.autograd.grad(whole, parameters)
+    torch.testing.assert_close(parameters.grad, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(loss, whole.detach(), rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("strength", [1.0, 1e-2, 1e-4])
+def test_the_solution_is_a_stationary_point_of_the_penalised_loss(strength):
+    hidden, head, targets, _, _, _ = planted()
+    problem = _Problem(hidden, head, targets, 1.0, 10**6)
+    solution = problem.solve(strength, problem.identity())
+    parameters = solution.parameters.clone().requires_grad_()
+    problem._backward(parameters)
+    total = parameters.grad + 2 * strength * (solution.parameters - problem.identity())
+    assert solution.converged
+    assert total.abs().max() <= 1.1e-5
+
+
+def test_a_fifth_of_the_documents_chooses_and_is_not_fitted():
+    chosen = heldout_documents(KEYS)
+    assert len(chosen) == 8
+    order = sorted(range(40), key=lambda d: hashlib.sha256((KEYS[d] + "lambda").encode()).digest())
+    assert chosen == sorted(order[:8])
+    hidden, head, targets, documents, _, _ = planted()
+    swapped = targets.clone()
+    inside = torch.isin(documents, torch.tensor(chosen))
+    swapped[inside] = 0
+    first = fit_affine(hidden, head, targets, documents, KEYS)
+    second = fit_affine(hidden, head, swapped, documents, KEYS)
+    assert dict(first.heldout)[1.0] != dict(second.heldout)[1.0]
+
+
+def test_the_smallest_penalty_is_reported_as_an_edge():
+    hidden, head, targets, documents, _, _ = planted(tokens=20_000, dim=8)
+    fit = fit_affine(hidden, head, targets, documents, KEYS)
+    kinds = [finding.kind for finding in fit.findings]
+    assert (fit.strength == STRENGTHS[-1]) == ("audit.lambda_at_edge" in kinds)
+    assert "audit.affine_underdetermined" not in kinds
+    forced = fit_affine(hidden[:, :8], lambda h: 1e-3 * head(h), targets, documents, KEYS)
+    assert forced.strength == STRENGTHS[-1]
+    assert [f.kind for f in forced.findings] == ["audit.lambda_at_edge"]
+
+
+def test_too_few_tokens_are_reported():
+    hidden, head, targets, _, _, _ = planted(tokens=30)
+    fit = fit_affine(hidden, head, targets, torch.arange(30) // 3, KEYS[:10])
+    assert "audit.affine_underdetermined" in [finding.kind for finding in fit.findings]
+
+
+def test_chunks_do_not_change_the_fit():
+    hidden, head, targets, documents, _, _ = planted(tokens=300, dtype=torch.float64)
+    whole = fit_affine(hidden, head, targets, documents, KEYS)
+    parts = fit_affine(hidden, head, targets, documents, KEYS, logit_bytes=12 * 8 * 11)
+    assert parts.strength == whole.strength
+    np.testing.assert_allclose(parts.gain, whole.gain, rtol=1e-4)
+
+
+def test_keys_must_name_the_documents():
+    hidden, head, targets, documents, _, _ = planted(tokens=300)
+    with pytest.raises(ValueError, match="one key each. Got 39 keys for 40"):
+        fit_affine(hidden, head, targets, documents, KEYS[:39])
+
+
+def test_a_planted_readout_is_found_by_the_affine_probe_and_not_by_temperature():
+    from looplab.audit.probes.temperature import fit_temperature
+
+    hidden, head, targets, documents, gain, shift = planted(tokens=6000)
+    half = len(hidden) // 2
+    keys = KEYS[:20]
+    affine = fit_affine(hidden[:half], head, targets[:half], documents[:half], keys)
+    temperature = fit_temperature([head(hidden[:half])], targets[:half])
+    evaluation, labels = hidden[half:], targets[half:]
+    full = token_nll(gain * evaluation + shift, head, labels).mean()
+    raw = token_nll(evaluation, head, labels).mean()
+    affine_share = (raw - token_nll(affine.apply(evaluation), head, labels).mean()) / (raw - full)
+    tempered = token_nll(evaluation, lambda h: temperature.beta * head(h), labels).mean()
+    assert affine_share >= 0.95
+    assert (raw - tempered) / (raw - full) < affine_share

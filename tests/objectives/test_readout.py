@@ -1,0 +1,33 @@
+import pytest
+import torch
+
+from looplab.objectives.readout import summed_readout
+from tiny import LETTERS, Mixing
+
+
+def score(logits, labels):
+    return logits.square().sum(), (logits.sum(dim=1) * labels).sum()
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 4, 6])
+def test_sums_do_not_depend_on_the_chunks(chunk):
+    model = Mixing(dtype=torch.float64)
+    hidden = torch.randn(2, 3, model.unembedding.shape[0], dtype=torch.float64, requires_grad=True)
+    labels = torch.arange(6).reshape(2, 3)
+    logits = (hidden @ model.unembedding).flatten(0, 1)
+    found = summed_readout(model, hidden, labels, score, chunk=chunk)
+    torch.testing.assert_close(found, score(logits, labels.flatten()))
+    (direct,) = torch.autograd.grad(sum(score(logits, labels.flatten())), hidden)
+    (chunked,) = torch.autograd.grad(sum(found), hidden)
+    torch.testing.assert_close(chunked, direct)
+
+
+def test_without_gradient_nothing_is_computed_twice():
+    model = Mixing()
+    calls = []
+    inner = model.head
+    model.head = lambda hidden: calls.append(len(hidden)) or inner(hidden)
+    with torch.no_grad():
+        summed_readout(model, torch.zeros(1, 5, model.unembedding.shape[0]), torch.zeros(1, 5).long(), score, chunk=2)
+    assert calls == [2, 2, 1]
+    assert LETTERS == model.unembedding.shape[1]

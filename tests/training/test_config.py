@@ -1,0 +1,107 @@
+import dataclasses
+import json
+
+import pytest
+
+from looplab._config import to_dict
+from looplab.data.packing import Packing
+from looplab.objectives import Needs, NextToken
+from looplab.recurrence.depth import UniformDepth, Unknown
+from looplab.recurrence.gradient import SegmentedDetach, TruncatedBPTT
+from looplab.training.config import Evaluation, RunConfig, differences
+from looplab.training.optimizer import AdamW
+from training.tiny_run import core, tiny_run, with_data
+
+
+def through_json(config):
+    return json.loads(json.dumps(to_dict(config)))
+
+
+def test_it_survives_the_round_trip(tmp_path):
+    for model in (core(), core(trained_depth=UniformDepth(low=2, high=3))):
+        config = tiny_run(tmp_path, model=model, gradient=TruncatedBPTT(window=2))
+        assert RunConfig.read(through_json(config)) == config
+
+
+def test_an_unknown_model_gets_a_suggestion(tmp_path):
+    data = through_json(tiny_run(tmp_path))
+    data["model"]["kind"] = "LopedConfig"
+    with pytest.raises(KeyError, match=r"Unknown choice 'LopedConfig' for RunConfig.model. Did you mean 'LoopedConfig'\?"):
+        RunConfig.read(data)
+
+
+def test_a_misspelt_key_gets_a_suggestion(tmp_path):
+    data = through_json(tiny_run(tmp_path))
+    data["model"]["dimm"] = 3
+    with pytest.raises(KeyError, match=r"Unknown key 'dimm' in RunConfig.model. Did you mean 'dim'\?"):
+        RunConfig.read(data)
+
+
+def test_fp16_is_refused(tmp_path):
+    data = through_json(tiny_run(tmp_path)) | {"precision": "fp16"}
+    with pytest.raises(TypeError, match="RunConfig.precision must be one of 'fp32', 'bf16'. Got 'fp16'."):
+        RunConfig.read(data)
+
+
+def test_changes_are_named_with_both_values(tmp_path):
+    old = tiny_run(tmp_path, objective=NextToken(z_loss=0.1))
+    new = tiny_run(tmp_path, objective=NextToken(z_loss=0.05), optimizer=AdamW(lr=0.5), gradient=TruncatedBPTT(window=1))
+    assert list(differences(old, new)) == [
+        "objective.z_loss was 0.1, is 0.05",
+        "optimizer.lr was 0.01, is 0.5",
+        "gradient was FullBPTT(), is TruncatedBPTT(window=1)",
+    ]
+
+
+def test_steps_logging_and_evaluation_may_change(tmp_path):
+    old = tiny_run(tmp_path)
+    new = dataclasses.replace(old, steps=9, log_every=1, save_every=5, keep=4, evaluation=Evaluation(every=7))
+    assert not list(differences(old, new))
+    kept = {f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("may_change_on_resume")}
+    assert kept == {"steps", "log_every", "save_every", "keep", "evaluation"}
+
+
+def test_segments_without_a_loss_each_are_refused(tmp_path):
+    message = (
+        "SegmentedDetach(every=3) needs a loss at iterations 3, 6, ..; NextToken scores only the last. "
+        "Use EveryIteration or TruncatedBPTT(window=3)."
+    )
+    with pytest.raises(ValueError, match="SegmentedDetach") as caught:
+        tiny_run(tmp_path, gradient=SegmentedDetach(every=3))
+    assert str(caught.value) == message
+
+
+def test_segments_fit_an_objective_that_scores_every_iteration(tmp_path):
+    class Everywhere(NextToken):
+        needs = Needs(states="every")
+
+    assert tiny_run(tmp_path, gradient=SegmentedDetach(every=3), objective=Everywhere()).gradient.every == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: tiny_run(p, steps=0), "RunConfig.steps must be at least 1. Got 0."),
+        (lambda p: tiny_run(p, clip_norm=0.0), "RunConfig.clip_norm must be positive, or None. Got 0.0."),
+        (lambda p: tiny_run(p, seed=-1), r"RunConfig.seed must be from 0 to 2\*\*63 - 1. Got -1."),
+        (lambda p: tiny_run(p, micro_batches=3), r"RunConfig.micro_batches must divide data.packing.rows \(4\). Got 3."),
+        (lambda p: tiny_run(p, model=core(trained_depth=Unknown())), "RunConfig.model.trained_depth must be a law"),
+        (lambda p: tiny_run(p, model=core(max_positions=8)), r"seq_len must be at most model.max_positions \(8\). Got 12"),
+        (lambda p: with_data(tiny_run(p), packing=Packing(seq_len=0, rows=4)), "Packing.seq_len must be at least 1"),
+        (lambda p: Evaluation(batches=0), "Evaluation.batches must be at least 1. Got 0."),
+        (lambda p: Evaluation(depths=(0, 1)), r"Evaluation.depths must be at least 1 application each. Got \(0, 1\)."),
+        (lambda p: TruncatedBPTT(window=0), r"^TruncatedBPTT.window must be at least 1. Got 0.$"),
+        (
+            lambda p: UniformDepth(low=0, high=3),
+            "^UniformDepth.low must be at least 1. Got 0. A model with no iteration is num_steps=0 at evaluation only.$",
+        ),
+    ],
+)
+def test_bad_options_are_refused(tmp_path, make, message):
+    with pytest.raises(ValueError, match=message):
+        make(tmp_path)
+
+
+def test_a_config_of_no_model_is_refused(tmp_path):
+    with pytest.raises(KeyError, match="No registered model has a config of type int"):
+        tiny_run(tmp_path, model=3)
