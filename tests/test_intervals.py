@@ -98,8 +98,10 @@ def test_a_ratio_that_is_not_finite_is_refused():
 
 def test_equivalence_needs_the_whole_interval_inside_the_margin():
     rows = np.linspace(-0.01, 0.015, 1001)
-    assert equivalence(rows, margin=0.016, units=50).equivalent
-    assert not equivalence(rows, margin=0.013, units=50).equivalent
+    # Ends of the 90 % interval: -0.00875 and 0.01375; the 95 % one would reach 0.014375.
+    assert equivalence(rows, margin=0.014, units=10**6).equivalent
+    assert not equivalence(rows, margin=0.0137, units=10**6).equivalent
+    assert not equivalence(-rows, margin=0.0137, units=10**6).equivalent
     with pytest.raises(ValueError, match="margin must be above 0"):
         equivalence(rows, margin=0.0, units=50)
 

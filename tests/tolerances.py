@@ -64,3 +64,12 @@ SPLIT = {"rtol": 1e-5, "atol": 1e-6}
 
 BF16_LOSS = 0.02
 """Relative error of a loss near log(vocab) under bfloat16 autocast, a handful of layers."""
+
+LOSS32 = {"rtol": 1e-6, "atol": 0.0}
+"""Sums of losses from the same float32 logits: float64 sums of float32 exponentials, by another formula."""
+
+BATCHED32 = {"rtol": 1e-5, "atol": 0.0}
+"""Mean losses of a float32 model whose rows were launched in batches of another size."""
+
+ROWS_FLOAT32 = {"rtol": 1e-5, "atol": 1e-5}
+"""float32, the same row alone, among others, padded or decoded token by token: other sizes of matrix products (spec bound)."""

@@ -15,6 +15,8 @@ from looplab.audit.bootstrap import (
     halley_steps,
     refit_replicates,
 )
+from looplab.audit.config import AuditConfig
+from looplab.audit.decompose import probe_gains
 from looplab.audit.probes.scores import token_scores
 from looplab.audit.probes.temperature import exact_refit, fit_temperature
 from looplab.intervals import document_draws
@@ -165,6 +167,35 @@ def test_an_expansion_that_is_off_on_evaluation_documents_is_reported():
     losses = bootstrap_losses({"full": table}, evaluation_draws(replicates=300), tokens=document_tokens(table))
     assert [f.kind for f in losses.findings] == ["audit.refit_expansion"]
     assert losses.findings[0].value > tolerances.REFIT_NATS
+
+
+def one_readout(logits, targets, ids, evaluation, draws):
+    """Fit on some tokens, score on others: the table of one schedule."""
+    fit = fit_temperature([logits], targets, ids)
+    refits = refit_replicates(fit, draws, exact_refit([logits], targets, ids))
+    scores = token_scores(
+        evaluation[0], lambda h: h, *evaluation[1:], beta=fit.beta, extra_betas=refits.exact_betas.tolist()
+    )
+    return ScheduleSums(
+        raw=np.bincount(evaluation[2].numpy(), weights=scores.raw.nll),
+        temperature=TemperatureSums(at_fit=scores.sums, exact=scores.extra, replicates=refits),
+    )
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.6, 1.7, 2.5, 4.0])
+def test_a_truncated_readout_that_is_only_scaled_has_a_temperature_share_of_one(factor):
+    calibration = tokens_of(100, temperature=1.0, seed=0)
+    evaluation = tokens_of(100, temperature=1.0, seed=1)
+    draws = document_draws(100, 1000, seed=0, domain="text", split="calibration")
+    tables = {
+        name: one_readout(calibration[0] * scale, *calibration[1:], (evaluation[0] * scale, *evaluation[1:]), draws)
+        for name, scale in (("full", 1.0), ("prefix(1)", 1 / factor))
+    }
+    losses = bootstrap_losses(tables, evaluation_draws(), tokens=document_tokens(tables["full"]))
+    (gain,) = probe_gains(losses, grid=(1,), units=8, reasons={}, config=AuditConfig(replicates=1000))
+    assert abs(gain.share.value - 1) <= 0.01
+    assert gain.share.low <= 1 <= gain.share.high
+    assert gain.word == "present"
 
 
 def fixed_table(seed, documents=8):

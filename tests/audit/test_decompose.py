@@ -350,14 +350,10 @@ def test_the_same_input_gives_the_same_text():
     assert json.loads(first)[0]["parts"][0]["word"] == "substantial"
 
 
-def test_the_published_per_document_arithmetic_gives_the_published_shares():
-    # Public 542.8M checkpoint, math: gap 0.996 nats; 35.2 / 0.8 / 64.0 %.
-    published = {
-        "prefix(1)": 2.0,
-        "repeat(1)": 2.0 - 0.352 * 0.996,
-        "repeat(4)": 2.0 - 0.36 * 0.996,
-        "full": 2.0 - 0.996,
-    }
-    (raw,) = split(losses(published, noise=0.01))
-    assert [round(100 * part.share.value, 1) for part in raw.parts] == [35.2, 0.8, 64.0]
+def test_a_split_of_the_published_size_gets_its_words():
+    # The public checkpoint on math text: 0.996 nats, 35.2 / 0.8 / 64.0 %.
+    gap, shares = 0.996, (35.2, 0.8, 64.0)
+    falling = 2.0 - gap * np.cumsum([0.0, *shares]) / 100
+    (raw,) = split(losses(dict(zip(("prefix(1)", "repeat(1)", "repeat(4)", "full"), falling, strict=True)), noise=0.01))
+    assert [round(100 * part.share.value, 1) for part in raw.parts] == list(shares)
     assert [part.word.partition(" (")[0] for part in raw.parts] == ["substantial", "negligible", "dominant"]

@@ -13,7 +13,7 @@ from looplab._config import from_dict, to_dict
 from looplab.models.base import PRESETS, build
 from looplab.recurrence import state as states
 from looplab.recurrence.gradient import CheckpointApplication, FullBPTT, SegmentedDetach, TruncatedBPTT
-from looplab.recurrence.kv import Cache, CopyLast, DepthIndexed, Skip
+from looplab.recurrence.kv import Cache, CopyLast, DepthIndexed, Single, Skip
 from looplab.recurrence.ledger import Ledger
 from looplab.recurrence.loop import forward, new_cache, run_plan
 from looplab.recurrence.plan import Plan
@@ -270,10 +270,13 @@ def test_08_readonly_leaves_the_cache_as_it_was_and_crop_then_decode_is_exact(na
 
 
 @pytest.mark.parametrize("name", ["tiny-core", "tiny-no-envelope"])  # the twin covers plans of one block
-@pytest.mark.parametrize("missing", [CopyLast(), Skip()], ids=lambda m: type(m).__name__)
-def test_08_rows_that_stopped_early_follow_the_missing_rule_as_the_twin_does(name, missing):
+@pytest.mark.parametrize(
+    ("rule", "twin"),
+    [(DepthIndexed(missing=CopyLast()), "copy"), (DepthIndexed(missing=Skip()), "skip"), (Single(), "single")],
+    ids=["copy", "skip", "single"],
+)
+def test_08_rows_that_stop_at_their_own_depth_follow_the_rule_as_the_twin_does(name, rule, twin):
     model = tiny(name)
-    rule = DepthIndexed(missing=missing)
     ids = tokens(model, 2, 5)
     counts = [torch.tensor([2, 4]), torch.tensor([4, 1]), torch.tensor([3, 3])]
     spans = [(0, 2), (2, 3), (3, 5)]
@@ -284,9 +287,9 @@ def test_08_rows_that_stopped_early_follow_the_missing_rule_as_the_twin_does(nam
             at = torch.arange(start, end).expand(2, -1)
             got = forward(model, ids[:, start:end], num_steps=steps, noise=noise(model, at), cache=cache).logits
             for row in range(2):
-                slow = unrolled.decode_with_missing(
-                    model, ids[row], [(s, int(c[row])) for s, c in zip(spans, counts, strict=True)], end,
-                    copy_last=isinstance(missing, CopyLast), noise=lambda at, row=row: noise(model, at, [row]),
+                pieces = [(span, int(count[row])) for span, count in zip(spans, counts, strict=True)]
+                slow = unrolled.decode_under(
+                    twin, model, ids[row], pieces, end, noise=lambda at, row=row: noise(model, at, [row])
                 )
                 torch.testing.assert_close(got[row], slow, **CACHED)
 

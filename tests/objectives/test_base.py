@@ -10,7 +10,7 @@ def parts(*entries):
 
 def test_the_total_is_the_weighted_sum_of_the_means():
     both = parts(("a", 6.0, 3, 1.0), ("b", 10.0, 5, 0.5))
-    assert both.values() == {"a": 2.0, "b": 2.0}
+    assert both.means() == {"a": 2.0, "b": 2.0}
     assert both.total == 3.0
     assert list(both) == ["a", "b"]
     assert len(both) == 2

@@ -12,8 +12,8 @@ def loss_sums(logits, labels, *, smoothing=0.0):
     """
     ce = z = 0.0
     count = 0
-    for row, targets in zip(logits, labels):
-        for scores, label in zip(row, targets):
+    for row, targets in zip(logits, labels, strict=True):
+        for scores, label in zip(row, targets, strict=True):
             if label == -100:
                 continue
             top = max(scores)

@@ -36,8 +36,8 @@ def loss(model, plan, context, state, detach, score, loss_of):
 class KeepAll:
     """A cache that stores every KV[p, layer, t] in a dict and reads past tokens by the definition of the rule."""
 
-    def __init__(self, copy_last):
-        self.copy_last = copy_last
+    def __init__(self, rule):
+        self.rule = rule
         self.entries = {}
         self.ran = []
         self.padded = False
@@ -46,8 +46,11 @@ class KeepAll:
     def length(self):
         return len(self.ran)
 
+    def fits(self, rows, tokens):
+        pass
+
     def stage(self, positions, valid):
-        self.tokens = positions.shape[1]
+        pass
 
     def launch(self, iteration, active=None):
         self.iteration = iteration
@@ -70,11 +73,12 @@ class _KeepAllView:
         seen, visible = [], []
         for p in range(start + keys.shape[2]):
             t = self.iteration
-            missing = p < start and t is not None and t >= cache.ran[p]
-            if missing:
+            past = p < start and t is not None
+            missing = past and t >= cache.ran[p]
+            if missing or (past and cache.rule == "single"):
                 t = cache.ran[p] - 1
             seen.append(cache.entries[p, self.block, self.layer, t])
-            visible.append(not missing or cache.copy_last)
+            visible.append(not missing or cache.rule != "skip")
         allowed = torch.zeros(1, 1, keys.shape[2], len(seen), dtype=torch.bool)
         for query in range(keys.shape[2]):
             for p in range(start + query + 1):
@@ -82,9 +86,14 @@ class _KeepAllView:
         return torch.stack([k for k, _ in seen], 2), torch.stack([v for _, v in seen], 2), allowed
 
 
-def decode_with_missing(model, ids, pieces, end, *, copy_last, noise):
-    """Logits of the last piece of one row, where piece ((start, stop), steps) ran `steps` iterations."""
-    cache = KeepAll(copy_last)
+def decode_under(rule, model, ids, pieces, end, *, noise):
+    """Logits of the last piece of one row, where piece ((start, stop), steps) ran `steps` iterations.
+
+    Args:
+        rule: What a query reads of a past token: "single" its last entry; otherwise the entry of the query's iteration,
+            and where there is none its last one ("copy") or nothing ("skip").
+    """
+    cache = KeepAll(rule)
     for (start, stop), steps in pieces:
         at = torch.arange(start, stop)[None]
         context = model.encode(ids[None, start:stop], cache, positions=at)

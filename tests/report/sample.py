@@ -481,6 +481,12 @@ def single_core() -> r.AuditResult:
     return assemble("single-core", full, looped_loss(0), trained=(4, 4), findings=(unknown,))
 
 
+def deep_core() -> r.AuditResult:
+    """One index-free core of 32 iterations, trained at every depth."""
+    full = FullPlan.of(Plan.of((0, i) for i in range(32)), lambda block, iteration: 0)
+    return assemble("deep-core", full, lambda plan: FLOOR + 1.7 / len(plan), trained=(1, 32))
+
+
 def dense() -> r.AuditResult:
     """A dense stack of 6 layers."""
     full = FullPlan.of(Plan.of((block, 0) for block in range(6)), lambda block, iteration: 0)

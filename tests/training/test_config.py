@@ -26,7 +26,9 @@ def test_it_survives_the_round_trip(tmp_path):
 def test_an_unknown_model_gets_a_suggestion(tmp_path):
     data = through_json(tiny_run(tmp_path))
     data["model"]["kind"] = "LopedConfig"
-    with pytest.raises(KeyError, match=r"Unknown choice 'LopedConfig' for RunConfig.model. Did you mean 'LoopedConfig'\?"):
+    with pytest.raises(
+        KeyError, match=r"Unknown choice 'LopedConfig' for RunConfig.model. Did you mean 'LoopedConfig'\?"
+    ):
         RunConfig.read(data)
 
 
@@ -45,7 +47,9 @@ def test_fp16_is_refused(tmp_path):
 
 def test_changes_are_named_with_both_values(tmp_path):
     old = tiny_run(tmp_path, objective=NextToken(z_loss=0.1))
-    new = tiny_run(tmp_path, objective=NextToken(z_loss=0.05), optimizer=AdamW(lr=0.5), gradient=TruncatedBPTT(window=1))
+    new = tiny_run(
+        tmp_path, objective=NextToken(z_loss=0.05), optimizer=AdamW(lr=0.5), gradient=TruncatedBPTT(window=1)
+    )
     assert list(differences(old, new)) == [
         "objective.z_loss was 0.1, is 0.05",
         "optimizer.lr was 0.01, is 0.5",
@@ -84,16 +88,23 @@ def test_segments_fit_an_objective_that_scores_every_iteration(tmp_path):
         (lambda p: tiny_run(p, steps=0), "RunConfig.steps must be at least 1. Got 0."),
         (lambda p: tiny_run(p, clip_norm=0.0), "RunConfig.clip_norm must be positive, or None. Got 0.0."),
         (lambda p: tiny_run(p, seed=-1), r"RunConfig.seed must be from 0 to 2\*\*63 - 1. Got -1."),
-        (lambda p: tiny_run(p, micro_batches=3), r"RunConfig.micro_batches must divide data.packing.rows \(4\). Got 3."),
+        (
+            lambda p: tiny_run(p, micro_batches=3),
+            r"RunConfig.micro_batches must divide data.packing.rows \(4\). Got 3.",
+        ),
         (lambda p: tiny_run(p, model=core(trained_depth=Unknown())), "RunConfig.model.trained_depth must be a law"),
-        (lambda p: tiny_run(p, model=core(max_positions=8)), r"seq_len must be at most model.max_positions \(8\). Got 12"),
+        (
+            lambda p: tiny_run(p, model=core(max_positions=8)),
+            r"seq_len must be at most model.max_positions \(8\). Got 12",
+        ),
         (lambda p: with_data(tiny_run(p), packing=Packing(seq_len=0, rows=4)), "Packing.seq_len must be at least 1"),
         (lambda p: Evaluation(batches=0), "Evaluation.batches must be at least 1. Got 0."),
         (lambda p: Evaluation(depths=(0, 1)), r"Evaluation.depths must be at least 1 application each. Got \(0, 1\)."),
         (lambda p: TruncatedBPTT(window=0), r"^TruncatedBPTT.window must be at least 1. Got 0.$"),
         (
             lambda p: UniformDepth(low=0, high=3),
-            "^UniformDepth.low must be at least 1. Got 0. A model with no iteration is num_steps=0 at evaluation only.$",
+            "^UniformDepth.low must be at least 1. Got 0. "
+            "A model with no iteration is num_steps=0 at evaluation only.$",
         ),
     ],
 )

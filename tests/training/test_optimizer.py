@@ -17,7 +17,8 @@ class Net(nn.Module):
         self.carry.mix = nn.Parameter(torch.ones(2, 2))
         self.carry.no_weight_decay = ("decay",)
         self.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
-        self.tied = self.matrix.weight
+        self.out = nn.Linear(3, 2, bias=False)
+        self.out.weight = self.matrix.weight
 
 
 def test_only_matrices_decay_and_not_those_a_module_exempts():
@@ -27,7 +28,9 @@ def test_only_matrices_decay_and_not_those_a_module_exempts():
 def test_an_exemption_must_name_a_parameter():
     net = Net()
     net.carry.no_weight_decay = ("decya",)
-    with pytest.raises(ValueError, match="carry.no_weight_decay must name parameters of the module. Got 'decya'. Known: decay, mix"):
+    with pytest.raises(
+        ValueError, match="carry.no_weight_decay must name parameters of the module. Got 'decya'. Known: decay, mix"
+    ):
         decaying_parameters(net)
 
 

@@ -13,7 +13,10 @@ from looplab.training.schedule import Constant, Cosine, Linear, Schedule
         (Linear(warmup_steps=2), [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),
         (Linear(floor=0.4), [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]),
         (Cosine(warmup_steps=2), [0.5, 1.0, 1.0, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125)]),
-        (Cosine(warmup_steps=2, floor=0.5), [0.5, 1.0, 1.0, 0.75 + math.sqrt(0.125) / 2, 0.75, 0.75 - math.sqrt(0.125) / 2]),
+        (
+            Cosine(warmup_steps=2, floor=0.5),
+            [0.5, 1.0, 1.0, 0.75 + math.sqrt(0.125) / 2, 0.75, 0.75 - math.sqrt(0.125) / 2],
+        ),
     ],
     ids=str,
 )
@@ -45,7 +48,9 @@ def test_a_misspelt_key_gets_a_suggestion():
 
 
 def test_an_unknown_schedule_gets_a_suggestion():
-    with pytest.raises(KeyError, match=r"Unknown choice 'Cosin' for Schedule. Did you mean 'Cosine'\? Known: Constant,"):
+    with pytest.raises(
+        KeyError, match=r"Unknown choice 'Cosin' for Schedule. Did you mean 'Cosine'\? Known: Constant,"
+    ):
         from_dict(Schedule, {"kind": "Cosin"})
 
 

@@ -18,7 +18,8 @@ from looplab.training.config import Evaluation, RunConfig
 from looplab.training.optimizer import AdamW
 from looplab.training.schedule import Cosine
 
-TEXT = "\n\n".join(f"Entry {i}: the {w} fox jumps over {i * i} lazy dogs." for i, w in enumerate("abcdefghij" * 4))
+ENTRIES = [f"Entry {i}: the {w} fox jumps over {i * i} lazy dogs." for i, w in enumerate("abcdefghij" * 4)]
+TEXT = "\n\n".join(ENTRIES)
 
 
 def shape():
@@ -56,10 +57,10 @@ def two_blocks(**changes):
 
 
 def tiny_run(folder, **changes):
-    """A RunConfig of 6 steps on a text file in `folder`."""
-    text = folder / "text.txt"
+    """A RunConfig of 6 steps on a file of 40 short documents in `folder`."""
+    text = folder / "text.jsonl"
     if not text.exists():
-        text.write_text(TEXT)
+        text.write_text("".join(json.dumps({"text": entry}) + "\n" for entry in ENTRIES))
     fields = {
         "recipe": "tiny",
         "model": two_blocks(),

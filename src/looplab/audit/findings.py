@@ -1,5 +1,6 @@
 """Findings of an audit about its schedules, documents and fits. Those of statistics arise beside the numbers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -28,7 +29,9 @@ def domain_findings(
     for name, fit in fits.items():
         where: dict[str, str | int] = {"domain": domain.name, "schedule": name}
         found += [replace(f, where=where) for f in (fit.affine.findings if fit.affine else ())]
-    found += [replace(f, where={"domain": domain.name, **f.where}) for f in statistical]
+    for finding in statistical:
+        value = finding.value if finding.value is not None and math.isfinite(finding.value) else None
+        found.append(replace(finding, value=value, where={"domain": domain.name, **finding.where}))
     return grouped(found)
 
 

@@ -12,8 +12,9 @@ Reference: Dau, Khuat, Dung, "Beyond Depth Truncation", arXiv:2609.19934.
 """
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,9 @@ from looplab.audit.findings import byte_tokens, domain_findings, not_identifiabl
 from looplab.audit.measure import Fits, Scores, Subject, Work, calibrate, evaluate, schedule_sums
 from looplab.audit.result import AuditCounts, AuditResult, ModelCard, PhaseCounts
 from looplab.audit.runner import Runner
-from looplab.audit.schedules import Schedule, check_grid, default_schedules, full_plan, schedule_map
+from looplab.audit.schedules import FullPlan, Schedule, check_grid, default_schedules, full_plan, schedule_map
 from looplab.audit.self_tests import run as run_self_tests
+from looplab.audit.tables import NoTables, Tables
 from looplab.audit.verdict import agreements
 from looplab.audit.watch import Silent, Watcher
 from looplab.data.documents import DataError, Document, DocumentSet
@@ -43,9 +45,11 @@ from looplab.intervals import document_draws
 from looplab.records import Finding
 from looplab.recurrence.ledger import Ledger
 
-__all__ = ["AuditConfig", "AuditResult", "CannotAudit", "Tables", "audit_model"]
+__all__ = ["AuditConfig", "AuditPlan", "AuditResult", "CannotAudit", "audit_model", "plan_audit"]
 
 MAX_TOKENS = 1024
+
+Documents = Mapping[str, DocumentSet] | DocumentSet | Sequence[str | Document]
 
 
 class CannotAudit(ValueError):
@@ -62,24 +66,9 @@ class Opened:
     findings: tuple[Finding, ...] = ()
 
 
-class Tables:
-    """Where token and document tables, and fitted probes, go while an audit runs; this one keeps nothing."""
-
-    keeps_tokens = False
-
-    def tokens(self, domain: str, schedule: str, columns: dict[str, np.ndarray]) -> None:
-        """Columns of one batch: one row per scored token."""
-
-    def documents(self, domain: str, schedule: str, columns: dict[str, Any]) -> None:
-        """Columns over the evaluation documents of a domain."""
-
-    def probes(self, domain: str, schedule: str, fit: Fits) -> None:
-        """The fitted probes of one schedule."""
-
-
 def audit_model(
     model: Any,
-    documents: Mapping[str, DocumentSet] | DocumentSet | Sequence[str | Document],
+    documents: Documents,
     config: AuditConfig | None = None,
     *,
     tokenizer: Tokenizer | None = None,
@@ -88,13 +77,8 @@ def audit_model(
     control_tokenizer: Tokenizer | None = None,
     name: str = "",
     batch_tokens: int = 8192,
-    spool_bytes: int = 2**30,
-    tables: Tables | None = None,
-    watcher: Watcher | None = None,
-    ledgers: dict[str, Ledger] | None = None,
-    command: str = "",
 ) -> AuditResult:
-    """Audits one model.
+    """Audits one model: `plan_audit(...).run()`.
 
     Args:
         model: What `looplab.load` returns, or any model of the contract.
@@ -106,11 +90,6 @@ def audit_model(
         control_tokenizer: Default: the control's own.
         name: Shown for the model.
         batch_tokens: Most positions of a launch.
-        spool_bytes: Hidden states beyond this go to temporary files.
-        tables: Receives what is too large for a result.
-        watcher: Receives progress.
-        ledgers: Filled with the counts and times of every phase.
-        command: The command line, for the record.
 
     Raises:
         CannotAudit: The model is too small for any question, or has no tokenizer.
@@ -119,17 +98,59 @@ def audit_model(
         SelfTestError: A self-test failed; nothing was measured.
         NonFiniteError: The full plan gives numbers that are not finite.
     """
-    audit = _Audit(
-        opened=_open(model, tokenizer, name),
-        config=config or AuditConfig(),
-        control=None if control is None else _open(control, control_tokenizer or tokenizer, ""),
-        tables=tables or Tables(),
-        watcher=watcher or Silent(),
-        ledgers={} if ledgers is None else ledgers,
+    plan = plan_audit(
+        model,
+        documents,
+        config or AuditConfig(),
+        tokenizer=tokenizer,
+        calibration=calibration,
+        control=control,
+        control_tokenizer=control_tokenizer,
+        name=name,
         batch_tokens=batch_tokens,
-        spool_bytes=spool_bytes,
     )
-    return audit.run(_domain_sets(documents), calibration or {}, command)
+    return plan.run()
+
+
+def plan_audit(
+    model: Any,
+    documents: Documents,
+    config: AuditConfig,
+    *,
+    tokenizer: Tokenizer | None = None,
+    calibration: Mapping[str, DocumentSet] | None = None,
+    control: Any = None,
+    control_tokenizer: Tokenizer | None = None,
+    name: str = "",
+    batch_tokens: int = 8192,
+) -> "AuditPlan":
+    """Everything that is decided before anything runs; arguments and errors as in `audit_model`."""
+    opened = _open(model, tokenizer, name)
+    dense = None if control is None else _open(control, control_tokenizer or tokenizer, "")
+    sets = _domain_sets(documents)
+    unknown = [name for name in calibration or {} if name not in sets]
+    if unknown:
+        raise ValueError(f"--calibration must name a domain of --data ({', '.join(sets)}). Got {unknown[0]!r}.")
+    subject = _subject(opened, config)
+    control_subject = None if dense is None else _control_subject(dense, config)
+    longest = _max_tokens(config, [o for o in (opened, dense) if o is not None])
+    domains = {n: _domain(n, d, (calibration or {}).get(n), opened, config, longest) for n, d in sets.items()}
+    control_domains = {}
+    if dense is not None:
+        control_domains = {
+            n: _domain(n, d, (calibration or {}).get(n), dense, config, longest) for n, d in sets.items()
+        }
+        _check_same_documents(domains, control_domains)
+    return AuditPlan(
+        config=config,
+        opened=opened,
+        subject=subject,
+        domains=domains,
+        control=dense,
+        control_subject=control_subject,
+        control_domains=control_domains,
+        batch_tokens=batch_tokens,
+    )
 
 
 def _open(model: Any, tokenizer: Tokenizer | None, name: str) -> Opened:
@@ -146,12 +167,10 @@ def _open(model: Any, tokenizer: Tokenizer | None, name: str) -> Opened:
             )
         tokenizer = ByteTokenizer(specials=False)
         findings = (byte_tokens(),)
-    return Opened(inner.eval(), tokenizer, name or (model.name if loaded else inner.spec.name), findings)
+    return Opened(inner.eval(), tokenizer, name or (model.folder.name if loaded else inner.spec.name), findings)
 
 
-def _domain_sets(
-    documents: Mapping[str, DocumentSet] | DocumentSet | Sequence[str | Document],
-) -> dict[str, DocumentSet]:
+def _domain_sets(documents: Documents) -> dict[str, DocumentSet]:
     if isinstance(documents, DocumentSet):
         return {"text": documents}
     if isinstance(documents, Mapping):
@@ -160,55 +179,201 @@ def _domain_sets(
     return {"text": DocumentSet("given texts", made, "")}
 
 
-@dataclass(eq=False, kw_only=True)
-class _Audit:
-    """The steps of one audit."""
+def _subject(opened: Opened, config: AuditConfig) -> Subject:
+    spec, steps = opened.model.spec, config.num_steps
+    full = full_plan(spec, steps[0] if steps is not None and len(steps) == 1 else steps)
+    if len(full.plan) < 2:
+        raise CannotAudit(
+            f"the full plan must have at least 2 applications. Got {len(full.plan)}. Pass --num-steps 2 or more."
+        )
+    extra = [Schedule.parse(text) for text in config.schedules]
+    if is_dense(full):
+        return _dense_subject(opened, config, extra)
+    schedules = default_schedules(
+        full, grid=config.grid, controls=config.controls, permutations=config.permutations, extra=extra
+    )
+    return _with_schedules(opened, config, full, schedules)
 
-    opened: Opened
+
+def _dense_subject(opened: Opened, config: AuditConfig, extra: Sequence[Schedule]) -> Subject:
+    full = full_plan(opened.model.spec)
+    grid = dense_depths(full.M) if config.grid is None else check_grid(full, config.grid)
+    schedules = default_schedules(full, grid=grid, controls=("suffix",), extra=extra, landmarks=False)
+    return _with_schedules(opened, config, full, schedules)
+
+
+def _control_subject(opened: Opened, config: AuditConfig) -> Subject:
+    full = full_plan(opened.model.spec)
+    if not is_dense(full) or len(full.plan) < 2:
+        raise CannotAudit(
+            f"--control must be a dense model of at least 2 layers. Got {opened.name}, which repeats a block or "
+            "has one layer. Leave it out or pass a dense checkpoint."
+        )
+    return _dense_subject(opened, replace(config, grid=None), ())
+
+
+def _with_schedules(opened: Opened, config: AuditConfig, full: FullPlan, schedules: Sequence[Schedule]) -> Subject:
+    runner = Runner(opened.model, config.seed, config.init == "zero")
+    seeds = config.init_seeds if opened.model.spec.noise_width and config.init == "model" else 1
+    return Subject(runner, full, schedule_map(full, schedules), seeds)
+
+
+def _max_tokens(config: AuditConfig, models: Sequence[Opened]) -> int:
+    contexts = [opened.model.spec.max_positions for opened in models]
+    trained = min((context for context in contexts if context is not None), default=None)
+    asked = config.max_tokens
+    if asked is None:
+        return MAX_TOKENS if trained is None else min(MAX_TOKENS, trained)
+    if trained is not None and asked > trained:
+        raise ValueError(f"--max-tokens must be at most {trained}, the trained context. Got {asked}.")
+    return asked
+
+
+def _domain(
+    name: str,
+    documents: DocumentSet,
+    calibration: DocumentSet | None,
+    opened: Opened,
+    config: AuditConfig,
+    longest: int,
+) -> Domain:
+    return prepare(
+        name,
+        documents,
+        opened.tokenizer,
+        seed=config.seed,
+        evaluation=config.documents,
+        calibration=config.calibration_documents,
+        calibration_tokens=config.calibration_tokens,
+        max_tokens=longest,
+        vocabulary=opened.model.spec.vocab[0],
+        calibration_set=calibration,
+    )
+
+
+def _check_same_documents(own: Mapping[str, Domain], others: Mapping[str, Domain]) -> None:
+    for name, domain in others.items():
+        keys, other = ([d.content_key for d in side.evaluation.documents] for side in (own[name], domain))
+        if keys != other:
+            raise DataError(
+                f"the control must score the same documents of {name}. Got {len(other)} documents where the model has "
+                f"{len(keys)}, or others. Raise --max-tokens so that every prompt fits both tokenizers."
+            )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AuditPlan:
+    """An audit that is decided and not yet run."""
+
     config: AuditConfig
+    opened: Opened
+    subject: Subject
+    domains: dict[str, Domain]
     control: Opened | None
+    control_subject: Subject | None
+    control_domains: dict[str, Domain]
+    batch_tokens: int
+
+    @cached_property
+    def card(self) -> ModelCard:
+        """The model's card."""
+        return _card(self.opened, self.subject)
+
+    @cached_property
+    def control_card(self) -> ModelCard | None:
+        """The control's card."""
+        if self.control is None or self.control_subject is None:
+            return None
+        return _card(self.control, self.control_subject)
+
+    @property
+    def documents(self) -> int:
+        """Documents that are walked, of all domains and both splits."""
+        calibrated = [d.calibration for d in self.domains.values()] if self.config.probes else []
+        return sum(len(split.documents) for split in [d.evaluation for d in self.domains.values()] + calibrated)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything the numbers depend on, besides the configuration."""
+        facts = {
+            "model": self.card.weight_hash,
+            "control": self.control_card.weight_hash if self.control_card else None,
+            "tokenizer": self.opened.tokenizer.hash,
+            "dtype": self.card.dtype,
+            "device": self.subject.runner.weights.device.type,
+            "batch_tokens": self.batch_tokens,
+        }
+        return facts | {f"data.{name}": domain.data_hash for name, domain in self.domains.items()}
+
+    def run(
+        self,
+        *,
+        tables: Tables | None = None,
+        watcher: Watcher | None = None,
+        ledgers: dict[str, Ledger] | None = None,
+        spool_bytes: int = 2**30,
+        command: str = "",
+    ) -> AuditResult:
+        """All steps.
+
+        Args:
+            tables: Receives what is too large for a result.
+            watcher: Receives progress.
+            ledgers: Filled with the counts and times of every phase.
+            spool_bytes: Hidden states beyond this go to temporary files.
+            command: The command line, for the record.
+        """
+        run = _Run(self, tables or NoTables(), watcher or Silent(), {} if ledgers is None else ledgers, spool_bytes)
+        return run.result(command)
+
+
+def _card(opened: Opened, subject: Subject) -> ModelCard:
+    return model_card(
+        subject.runner, subject.full, name=opened.name, source=opened.name, tokenizer=opened.tokenizer.name
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """One run of a plan."""
+
+    plan: AuditPlan
     tables: Tables
     watcher: Watcher
     ledgers: dict[str, Ledger]
-    batch_tokens: int
     spool_bytes: int
 
-    def run(self, sets: dict[str, DocumentSet], calibration: Mapping[str, DocumentSet], command: str) -> AuditResult:
-        """All steps."""
-        subject = self._subject(self.opened)
-        control = None if self.control is None else self._control_subject(self.control)
-        domains = self._domains(sets, calibration, self.opened)
-        control_domains = None if self.control is None else self._control_domains(sets, calibration, domains)
-        card = self._card(self.opened, subject)
-        self.watcher.planned(card, subject.rows, subject.minimal, subject.naive)
-        first = next(iter(domains.values()))
+    def result(self, command: str) -> AuditResult:
+        plan, subject = self.plan, self.plan.subject
+        self.watcher.planned(plan.card, subject.rows, subject.minimal, subject.naive)
+        first = next(iter(plan.domains.values()))
         with self._ledger("self-test").phase("self-test"):
             tests, findings = run_self_tests(
                 subject.runner, subject.full, first.evaluation.documents, self._ledger("self-test"), self.watcher.tested
             )
-        measured = self._measure(subject, domains, "")
-        controlled = {} if control is None else self._measure(control, control_domains or {}, "control")
-        control_card = None if control is None or self.control is None else self._card(self.control, control)
+        measured = self._measure(subject, plan.domains, "")
+        controlled = {}
+        if plan.control_subject is not None:
+            controlled = self._measure(plan.control_subject, plan.control_domains, "control")
         with self._ledger("statistics").phase("statistics"):
             self.watcher.advanced("statistics", "", 0, 1, "")
-            results = tuple(domain_result(measured[name], controlled.get(name), control_card) for name in measured)
-        counts = self._counts(subject, measured)
+            results = tuple(domain_result(measured[n], controlled.get(n), plan.control_card) for n in measured)
         split = results[0].decompositions
-        found = [*self.opened.findings, *findings, *not_identifiable(subject.rows, split[0].parts if split else ())]
+        found = [*plan.opened.findings, *findings, *not_identifiable(subject.rows, split[0].parts if split else ())]
         for result in results:
             part = measured[result.name]
             found += domain_findings(part.domain, part.fits, part.diverged, part.losses.findings)
-            found += gap_findings(result.decompositions, result.name, self.config)
+            found += gap_findings(result.decompositions, result.name, plan.config)
         return AuditResult(
-            model=card,
-            config=self.config,
-            config_hash=config_hash(self.config),
+            model=plan.card,
+            config=plan.config,
+            config_hash=config_hash(plan.config),
             schedule_map=subject.rows,
             domains=results,
             agreements=agreements({result.name: result.decompositions for result in results}),
             self_tests=tests,
             findings=tuple(found),
-            counts=counts,
+            counts=self._counts(),
             versions={"looplab": looplab.__version__, "python": platform.python_version(), "torch": torch.__version__},
             command=command,
         )
@@ -216,102 +381,11 @@ class _Audit:
     def _ledger(self, phase: str) -> Ledger:
         return self.ledgers.setdefault(phase, Ledger())
 
-    def _work(self, keep_tokens: Callable[[str, str, dict[str, np.ndarray]], None] | None) -> Work:
-        return Work(self.config, self.batch_tokens, self.spool_bytes, self.ledgers, self.watcher.advanced, keep_tokens)
-
-    def _subject(self, opened: Opened) -> Subject:
-        config, spec = self.config, opened.model.spec
-        steps = config.num_steps
-        full = full_plan(spec, steps[0] if steps is not None and len(steps) == 1 else steps)
-        if len(full.plan) < 2:
-            raise CannotAudit(
-                f"the full plan must have at least 2 applications. Got {len(full.plan)}. Pass --num-steps 2 or more."
-            )
-        extra = [Schedule.parse(text) for text in config.schedules]
-        if is_dense(full):
-            return self._dense_subject(opened, extra)
-        schedules = default_schedules(
-            full, grid=config.grid, controls=config.controls, permutations=config.permutations, extra=extra
-        )
-        return Subject(self._runner(opened), full, schedule_map(full, schedules), self._seeds(spec))
-
-    def _dense_subject(self, opened: Opened, extra: Sequence[Schedule]) -> Subject:
-        full = full_plan(opened.model.spec)
-        grid = dense_depths(full.M) if self.config.grid is None else check_grid(full, self.config.grid)
-        schedules = default_schedules(full, grid=grid, controls=("suffix",), extra=extra, landmarks=False)
-        return Subject(self._runner(opened), full, schedule_map(full, schedules), self._seeds(opened.model.spec))
-
-    def _control_subject(self, opened: Opened) -> Subject:
-        full = full_plan(opened.model.spec)
-        if not is_dense(full) or len(full.plan) < 2:
-            raise CannotAudit(
-                f"--control must be a dense model of at least 2 layers. Got {opened.name}, which repeats a block or "
-                "has one layer. Leave it out or pass a dense checkpoint."
-            )
-        control = replace(self.config, grid=None)
-        return _Audit(**{**vars(self), "config": control})._dense_subject(opened, ())
-
-    def _runner(self, opened: Opened) -> Runner:
-        return Runner(opened.model, self.config.seed, self.config.init == "zero")
-
-    def _seeds(self, spec: Any) -> int:
-        return self.config.init_seeds if spec.noise_width and self.config.init == "model" else 1
-
-    def _card(self, opened: Opened, subject: Subject) -> ModelCard:
-        return model_card(
-            subject.runner, subject.full, name=opened.name, source=opened.name, tokenizer=opened.tokenizer.name
-        )
-
-    def _max_tokens(self) -> int:
-        contexts = [o.model.spec.max_positions for o in (self.opened, self.control) if o is not None]
-        trained = min((context for context in contexts if context is not None), default=None)
-        asked = self.config.max_tokens
-        if asked is None:
-            return MAX_TOKENS if trained is None else min(MAX_TOKENS, trained)
-        if trained is not None and asked > trained:
-            raise ValueError(f"--max-tokens must be at most {trained}, the trained context. Got {asked}.")
-        return asked
-
-    def _domains(
-        self, sets: dict[str, DocumentSet], calibration: Mapping[str, DocumentSet], opened: Opened
-    ) -> dict[str, Domain]:
-        unknown = [name for name in calibration if name not in sets]
-        if unknown:
-            raise ValueError(f"--calibration must name a domain of --data ({', '.join(sets)}). Got {unknown[0]!r}.")
-        return {
-            name: prepare(
-                name,
-                documents,
-                opened.tokenizer,
-                seed=self.config.seed,
-                evaluation=self.config.documents,
-                calibration=self.config.calibration_documents,
-                calibration_tokens=self.config.calibration_tokens,
-                max_tokens=self._max_tokens(),
-                vocabulary=opened.model.spec.vocab[0],
-                calibration_set=calibration.get(name),
-            )
-            for name, documents in sets.items()
-        }
-
-    def _control_domains(
-        self, sets: dict[str, DocumentSet], calibration: Mapping[str, DocumentSet], own: dict[str, Domain]
-    ) -> dict[str, Domain]:
-        assert self.control is not None
-        domains = self._domains(sets, calibration, self.control)
-        for name, domain in domains.items():
-            keys, other = ([d.content_key for d in side.evaluation.documents] for side in (own[name], domain))
-            if keys != other:
-                raise DataError(
-                    f"the control must score the same documents of {name}. Got {len(other)} documents where the model "
-                    f"has {len(keys)}, or others. Raise --max-tokens so that every prompt fits both tokenizers."
-                )
-        return domains
-
-    def _measure(self, subject: Subject, domains: dict[str, Domain], control: str) -> dict[str, Measured]:
+    def _measure(self, subject: Subject, domains: Mapping[str, Domain], control: str) -> dict[str, Measured]:
         """Calibrates on every domain, then evaluates every domain under its own fits and the others' temperatures."""
         keep = self.tables.tokens if self.tables.keeps_tokens and not control else None
-        work = self._work(keep)
+        plan = self.plan
+        work = Work(plan.config, plan.batch_tokens, self.spool_bytes, self.ledgers, self.watcher.advanced, keep)
         fitted = {
             name: calibrate(subject, domain, work, phase=control or "calibrate") for name, domain in domains.items()
         }
@@ -324,8 +398,8 @@ class _Audit:
             with self._ledger("statistics").phase("statistics"):
                 losses = self._losses(subject, domain, fits, scores)
             measured[name] = Measured(
-                config=self.config,
-                batch_tokens=self.batch_tokens,
+                config=plan.config,
+                batch_tokens=plan.batch_tokens,
                 subject=subject,
                 domain=domain,
                 fits=fits,
@@ -341,18 +415,18 @@ class _Audit:
     def _losses(
         self, subject: Subject, domain: Domain, fits: Mapping[str, Fits], scores: Mapping[str, Scores]
     ) -> Losses:
-        split = domain.evaluation
+        split, config = domain.evaluation, self.plan.config
         sums = {name: schedule_sums(kept, fits[name], split, subject.seeds) for name, kept in scores.items()}
         origin = {row.name: row.same_as or row.name for row in subject.rows}
         draws = document_draws(
-            len(split.documents), self.config.replicates, seed=self.config.seed, domain=domain.name, split="evaluation"
+            len(split.documents), config.replicates, seed=config.seed, domain=domain.name, split="evaluation"
         )
         return bootstrap_losses(
             {name: sums[own] for name, own in origin.items() if own in sums},
             draws,
             tokens=split.counts.astype(np.float64) * subject.seeds,
             num_bytes=int(split.text_bytes.sum()) * subject.seeds,
-            weighting=self.config.weighting,
+            weighting=config.weighting,
         )
 
     def _keep(self, part: Measured) -> None:
@@ -369,21 +443,18 @@ class _Audit:
             self.tables.documents(part.domain.name, name, columns)
             self.tables.probes(part.domain.name, name, part.fits[name])
 
-    def _counts(self, subject: Subject, measured: Mapping[str, Measured]) -> AuditCounts:
-        documents = sum(
-            len(part.domain.evaluation.documents)
-            + (len(part.domain.calibration.documents) if self.config.probes else 0)
-            for part in measured.values()
-        )
-        applications = sum(self._ledger(phase).row_applications for phase in ("calibrate", "evaluate"))
+    def _counts(self) -> AuditCounts:
+        subject = self.plan.subject
+        first_time = sum(self._ledger(phase).row_applications for phase in ("calibrate", "evaluate"))
+        assert first_time == subject.minimal * self.plan.documents * subject.seeds, "an application was made twice"
         return AuditCounts(
             minimal_applications=subject.minimal,
             naive_applications=subject.naive,
             readouts=len(subject.words),
             live_states=subject.live_states,
-            documents=documents,
+            documents=self.plan.documents,
             seeds=subject.seeds,
-            applications=applications,
+            applications=first_time,
             phases=tuple(
                 PhaseCounts(
                     phase=phase,

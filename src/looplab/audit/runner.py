@@ -81,7 +81,8 @@ class Runner:
 
     def head(self, hidden: Float[Tensor, "tokens dim"]) -> Float[Tensor, "tokens vocab"]:
         """Logits on the CPU of hidden states in any dtype; differentiable in `hidden`."""
-        return self.model.head(hidden.to(self.weights.device, self.weights.dtype)).cpu()
+        row = hidden.to(self.weights.device, self.weights.dtype)[None]  # the contract's head takes rows of tokens
+        return self.model.head(row)[0].cpu()
 
 
 def weight_hash(model: Any) -> str:

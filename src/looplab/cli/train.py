@@ -39,7 +39,8 @@ class Options:
     """Device of PyTorch: cpu, cuda, cuda:1."""
     quiet: tyro.conf.FlagCreatePairsOff[bool] = False
     """Say nothing until the end."""
-    run: Annotated[RunConfig, tyro.conf.arg(name="")]
+    run: RunConfig
+    """The recipe with its changes."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -98,10 +99,14 @@ def summary(record: RunRecord, folder: Path) -> str:
 
 def _parse(recipe: str, argv: Sequence[str]) -> Options:
     with exit_codes.user_error(exit_codes.USAGE):
-        default = Options(out=tyro.MISSING, run=_configuration(recipe))
+        configuration = _configuration(recipe)
+
+        @dataclass(frozen=True, kw_only=True)
+        class OfRecipe(Options):
+            run: Annotated[RunConfig, tyro.conf.arg(name="")] = configuration
+
         return tyro.cli(
-            Options,
-            default=default,
+            OfRecipe,
             args=list(argv),
             prog=f"looplab train {recipe}",
             description=EPILOGUE.strip(),

@@ -1,4 +1,4 @@
-"""`load`: one door for every checkpoint. A folder that looplab wrote, or the name of a built-in model.
+"""`load`: one door for every checkpoint. A folder that looplab or the transformers library wrote, or a built-in name.
 
 The family follows from `config.json`; weights are safetensors, strict to the last tensor; nothing is unpickled and no
 code of the folder runs.
@@ -14,6 +14,7 @@ import torch
 
 import looplab
 from looplab._registry import did_you_mean
+from looplab.data.tokenizers import FILE as TOKENIZER_FILE
 from looplab.data.tokenizers import Tokenizer, load_tokenizer
 from looplab.models.base import LoopedLM
 from looplab.models.folder import CONFIG, FORMAT, load_folder
@@ -26,7 +27,8 @@ class LoadedModel:
     """A model and what belongs to it."""
 
     model: LoopedLM
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
+    """None where a foreign folder has no `tokenizer.json`."""
     name: str
     """Built-in name, or the folder as it was given."""
     folder: Path
@@ -35,8 +37,10 @@ class LoadedModel:
 
     @property
     def control(self) -> str | None:
-        """Name of the built-in dense twin of a built-in model."""
-        return self.facts.get("trained", {}).get("control") if self.name in builtin_names() else None
+        """Name of the built-in dense twin of a built-in model; None for a folder, or a model without one."""
+        if self.folder != builtin_folder(self.name):
+            return None
+        return json.loads((_assets() / "controls.json").read_bytes()).get(self.name)
 
 
 def builtin_names() -> list[str]:
@@ -58,7 +62,8 @@ def load(path: str | os.PathLike[str], *, dtype: str = "float32", device: str = 
     Raises:
         KeyError: Neither a folder nor a built-in name.
         FileNotFoundError: The folder lacks its config or weights.
-        ValueError: Pickled, truncated, foreign or non-finite weights; a family or dtype that is not supported.
+        ValueError: Pickled, truncated, foreign or non-finite weights; a family or dtype that is not supported; an
+            adapter whose rollout differs from the native forward.
     """
     if dtype not in DTYPES:
         raise ValueError(f"load: dtype must be one of {', '.join(DTYPES)}. Got {dtype!r}.")
@@ -73,10 +78,16 @@ def load(path: str | os.PathLike[str], *, dtype: str = "float32", device: str = 
                 f"{did_you_mean(str(path), names)} Built in: {', '.join(names)}."
             )
         folder = builtin_folder(str(path))
-    _refuse_foreign(folder)
-    model, facts = load_folder(folder, dtype=DTYPES[dtype], device=device)
-    named = facts["tokenizer"]
-    tokenizer = load_tokenizer("bytes" if named == "bytes" else folder)
+    facts = _foreign_facts(folder)
+    tokenizer: Tokenizer | None
+    if facts is not None:
+        from looplab.interop.adapters import open_folder  # loads the transformers library
+
+        model: LoopedLM = open_folder(folder, facts, dtype=DTYPES[dtype], device=device)
+        tokenizer = load_tokenizer(folder) if (folder / TOKENIZER_FILE).is_file() else None
+    else:
+        model, facts = load_folder(folder, dtype=DTYPES[dtype], device=device)
+        tokenizer = load_tokenizer("bytes" if facts["tokenizer"] == "bytes" else folder)
     return LoadedModel(model=model, tokenizer=tokenizer, name=str(path), folder=folder, facts=facts)
 
 
@@ -84,14 +95,11 @@ def _assets() -> Path:
     return Path(looplab.__file__).parent / "assets"
 
 
-def _refuse_foreign(folder: Path) -> None:
-    """Names the family of a folder that something else wrote; a missing or broken config is `load_folder`'s to report."""
+def _foreign_facts(folder: Path) -> dict[str, Any] | None:
+    """The config of a folder that another library wrote; None for ours, and for what `load_folder` will refuse."""
     try:
         facts = json.loads((folder / CONFIG).read_bytes())
     except (OSError, ValueError):
-        return
-    if isinstance(facts, dict) and facts.get("format") != FORMAT and "model_type" in facts:
-        raise ValueError(
-            f"load: model_type {facts['model_type']!r} has no native implementation and remote code is never run. "
-            f"Known model types: {FORMAT}"
-        )
+        return None
+    foreign = isinstance(facts, dict) and facts.get("format") != FORMAT and "model_type" in facts
+    return facts if foreign else None

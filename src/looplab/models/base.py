@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from looplab._registry import Registry
 from looplab._types import Bool, Float, Int
+from looplab.nn.rope import Learned, Position
 from looplab.recurrence.kv.base import Cache
 from looplab.recurrence.spec import ClampLast, Cycle, LoopSpec, ParamCount
 
@@ -89,7 +90,7 @@ class LoopedLM(nn.Module, ABC):
 
     def halt(self, state: Any) -> Tensor:
         """The trained stopping score (layout: `spec.halt`)."""
-        raise ValueError(f"{self.spec.name} has no trained gate; exit rules that need none: latent, acceleration, kl.")
+        raise ValueError(f"{self.spec.name} has no trained gate; exit rules available: latent, acceleration, kl")
 
 
 def build(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LoopedLM:
@@ -136,17 +137,16 @@ def prepare(
         raise ValueError(f"encode: extras of {spec.name} must be: {accepted}. Got {sorted(extras or ())}.")
     if cache is not None and not spec.causal:
         raise ValueError(f"{spec.name} is not causal: no KV cache. Pass cache=None")
+    if cache is not None:
+        cache.fits(*tokens.shape)
     past = 0 if cache is None else cache.length
     if valid is not None:
         valid = _check_padding(spec, valid, past)
+    given_on_cpu = positions is not None and tokens.device.type == "cpu"
     if positions is None:
         positions = _positions(tokens, cache, valid)
-    limit = spec.max_positions
-    if limit is not None and spec.params.position and past + tokens.shape[1] > limit:
-        raise ValueError(
-            f"encode: {past + tokens.shape[1]} tokens, but {spec.name} has {limit} learned positions. "
-            "Shorten the prompt"
-        )
+    if spec.max_positions is not None and (given_on_cpu or past + tokens.shape[1] > spec.max_positions):
+        _check_length(spec, positions, spec.max_positions)
     if cache is not None:
         cache.stage(positions, valid)
     return positions, valid
@@ -159,6 +159,12 @@ def gather_index(spec: LoopSpec, iteration: Int[Tensor, " batch"]) -> Int[Tensor
     if isinstance(spec.beyond, ClampLast):
         return iteration.clamp(max=spec.max_iteration - 1)
     return iteration % spec.max_iteration
+
+
+def longest_context(max_positions: int | None, position: Position) -> int | None:
+    """Longest context in tokens: what is declared, and no more than a table of learned positions holds."""
+    table = position.max if isinstance(position, Learned) else None
+    return min((limit for limit in (max_positions, table) if limit is not None), default=None)
 
 
 def count_parameters(core: list[Iterable[nn.Parameter]], **groups: Iterable[nn.Parameter]) -> ParamCount:
@@ -190,14 +196,25 @@ def _check_padding(spec: LoopSpec, valid: Tensor, past: int) -> Tensor | None:
     empty = ~valid.any(dim=1)
     if past == 0 and bool(empty.any()):
         raise ValueError(f"encode: row {int(empty.nonzero()[0])} has no valid token")
-    left = bool((~valid[:, 0] & valid[:, -1]).any())
-    side = "left" if left else "right"
-    if side not in spec.padding:
+    before = (valid.long().cumsum(dim=1) == 0) & ~empty[:, None]
+    left = bool(before.any())
+    right = bool((~valid & ~before).any())  # a gap counts as right padding, a row that is past its end too
+    wrong = ({"left"} if left else set()) | ({"right"} if right else set())
+    wrong -= spec.padding
+    if wrong:
         supported = " and ".join(sorted(spec.padding)) or "none"
         raise ValueError(
-            f"encode: valid has {side} padding but {spec.name} supports {supported}. Send equal lengths"
+            f"encode: valid has {' and '.join(sorted(wrong))} padding but {spec.name} supports {supported}. "
+            "Send equal lengths"
         )
     return valid
+
+
+def _check_length(spec: LoopSpec, positions: Tensor, limit: int) -> None:
+    needed = int(positions.max()) + 1
+    if needed > limit:
+        kind = "learned positions" if spec.params.position else "positions (max_positions)"
+        raise ValueError(f"encode: {needed} tokens, but {spec.name} has {limit} {kind}. Shorten the prompt")
 
 
 def _positions(tokens: Tensor, cache: Cache | None, valid: Tensor | None) -> Tensor:

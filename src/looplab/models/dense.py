@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from looplab._types import Bool, Float, Int
-from looplab.models.base import MODELS, PRESETS, LoopedLM, count_parameters, prepare
+from looplab.models.base import MODELS, PRESETS, LoopedLM, count_parameters, longest_context, prepare
 from looplab.nn.attention import Attention, Scope
 from looplab.nn.cost import CostSpec, Group
 from looplab.nn.embedding import Head, TokenEmbedding
@@ -152,7 +152,6 @@ def _spec(model: Dense) -> LoopSpec:
         kv_width=c.attention.kv_width,
         window=c.attention.window,
     )
-    learned = c.attention.position.max if isinstance(c.attention.position, LearnedPositions) else None
     return LoopSpec(
         name="dense",
         version="1",
@@ -163,7 +162,7 @@ def _spec(model: Dense) -> LoopSpec:
         kv_rule=DepthIndexed(),
         kv_rules=(DepthIndexed(),),
         causal=c.attention.causal,
-        max_positions=c.max_positions or learned,
+        max_positions=longest_context(c.max_positions, c.attention.position),
         vocab=(c.head.columns(c.vocab), c.padded_vocab or c.vocab),
         readout=("final_norm", "head"),
         params=params,

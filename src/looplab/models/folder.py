@@ -76,14 +76,16 @@ def load_folder(
 
     Raises:
         FileNotFoundError: `config.json` or the weights are missing.
-        ValueError: Another format, a broken file, pickled weights, tensors that do not fit, numbers that are not finite.
+        ValueError: Another format, a broken file, pickled weights, tensors that do not fit or are not finite.
         KeyError: A model or choice that this version does not know.
     """
     folder = Path(folder)
     facts = read_config(folder)
     weights = _weights(folder)
     config_class = MODELS[facts["model"]].config_class
-    model = build(from_dict(config_class, facts["config"], path=f"{folder / CONFIG}: config"), dtype=dtype, device=device)
+    model = build(
+        from_dict(config_class, facts["config"], path=f"{folder / CONFIG}: config"), dtype=dtype, device=device
+    )
     load_tensors(model, read_tensors(weights, device=device))
     return model, facts
 
@@ -99,7 +101,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"load: {path} is not JSON ({error}). Copy it again") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise ValueError(f"load: {path} must have \"format\": \"{FORMAT}\". It was written by something else")
+        raise ValueError(f'load: {path} must have "format": "{FORMAT}". It was written by something else')
     if facts.get("schema") != SCHEMA:
         raise ValueError(
             f"load: {path} has schema {facts.get('schema')}, this version reads {SCHEMA}. "

@@ -23,7 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from looplab._types import Bool, Float, Int
-from looplab.models.base import MODELS, PRESETS, LoopedLM, count_parameters, gather_index, prepare
+from looplab.models.base import (
+    MODELS,
+    PRESETS,
+    LoopedLM,
+    count_parameters,
+    gather_index,
+    longest_context,
+    prepare,
+)
 from looplab.nn.attention import Attention, Scope
 from looplab.nn.cost import CostSpec, Group
 from looplab.nn.embedding import Head, TokenEmbedding
@@ -40,7 +48,7 @@ from looplab.recurrence.injection.base import Reinjection
 from looplab.recurrence.kv import Cache, CopyLast, DepthIndexed, KVRule, Single, Skip
 from looplab.recurrence.plan import CODA, PRELUDE, Blocks, LayerLoop, ModelLoop, PlanOrder, Sequential, TwoLevel
 from looplab.recurrence.signal import AdaLN, NoSignal, Signal, StepEmbedding
-from looplab.recurrence.spec import BlockSpec, Beyond, LoopSpec, Refuse, StateField
+from looplab.recurrence.spec import Beyond, BlockSpec, ClampLast, LoopSpec, Refuse, StateField
 from looplab.recurrence.state_init import FromEmbeds, Normal, StateInit, Zeros
 from looplab.recurrence.update import Replace, Update
 
@@ -181,16 +189,18 @@ def _refuse_widths(c: LoopedConfig) -> None:
 
 
 def _refuse_short_index(c: LoopedConfig) -> None:
-    if c.signal.limit is None or not isinstance(c.beyond, Refuse) or not isinstance(c.trained_depth, DepthSampler):
+    stepwise = isinstance(c.signal, AdaLN)
+    limit = len(_grids(c)[0]) if stepwise else c.signal.limit
+    if limit is None or not isinstance(c.trained_depth, DepthSampler) or not (stepwise or isinstance(c.beyond, Refuse)):
         return
     num_blocks = c.blocks[0] if isinstance(c.order, LayerLoop) else len(c.blocks)
     steps = c.order.default_steps if c.trained_depth.of_prefix else max(c.trained_depth.support())
     needed = max(c.order.plan(steps, num_blocks).iterations().values())
-    if needed > c.signal.limit:
-        name = type(c.signal).__name__
+    if needed > limit:
+        signal = "AdaLN()" if stepwise else f"{type(c.signal).__name__}(max={limit})"
+        remedy = f"Set the order's num_steps to {needed}" if stepwise else f"Set max={needed}"
         raise ValueError(
-            f"signal={name}(max={c.signal.limit}) is shorter than trained_depth: {c.trained_depth} draws up to "
-            f"{needed}. Set max={needed}"
+            f"signal={signal} is shorter than trained_depth: {c.trained_depth} draws up to {needed}. {remedy}"
         )
 
 
@@ -435,7 +445,7 @@ def _grids(c: LoopedConfig) -> list[tuple[float, ...]]:
 def _grid_ids(c: LoopedConfig, k: int) -> tuple[int, ...]:
     grids = _grids(c)
     if not 1 <= k <= len(grids[0]):
-        raise ValueError(f"grid: k must be 1..{len(grids[0])}. Got {k}.")
+        raise ValueError(f"grid: k must be 1..{len(grids[0])}, the steps of the trained grid. Got {k}. Take fewer steps")
     index = 0 if k == len(grids[0]) else k
     first = sum(len(grid) for grid in grids[:index])
     return tuple(range(first, first + len(grids[index])))
@@ -497,7 +507,13 @@ def _spec(model: Looped) -> LoopSpec:
     ]
 
     def operator_class(block: int, iteration: int) -> int:
-        return iteration if signal_part else c.injection.operator_class(iteration)
+        acts = c.injection.operator_class(iteration)
+        if signal_part is None:
+            return acts
+        if limit is None or isinstance(c.beyond, Refuse):
+            return iteration
+        index = min(iteration, limit - 1) if isinstance(c.beyond, ClampLast) else iteration % limit
+        return index + limit * acts
 
     return LoopSpec(
         name="looped",
@@ -514,7 +530,7 @@ def _spec(model: Looped) -> LoopSpec:
         kv_rule=c.kv_rule,
         kv_rules=(DepthIndexed(), DepthIndexed(missing=CopyLast()), DepthIndexed(missing=Skip()), Single()),
         causal=c.attention.causal,
-        max_positions=c.max_positions or (c.attention.position.max if isinstance(c.attention.position, LearnedPositions) else None),
+        max_positions=longest_context(c.max_positions, c.attention.position),
         grid=(lambda k: _grid_ids(c, k)) if isinstance(c.signal, AdaLN) else None,
         vocab=(c.head.columns(c.vocab), c.padded_vocab or c.vocab),
         readout=tuple(readout),

@@ -9,8 +9,8 @@ cut differently gives the same loss and the same gradient up to rounding.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,7 +34,8 @@ class Needs:
     """The states it scores: after the last application, or before the first and after every one."""
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """One term of a loss, not yet divided."""
 
     sum: Float[Tensor, ""]
@@ -69,21 +70,21 @@ class LossParts(Mapping[str, Part]):
 
     def detach(self) -> "LossParts":
         """The same numbers without a graph."""
-        return LossParts({name: part._replace(sum=part.sum.detach()) for name, part in self.items()})
+        return LossParts({name: replace(part, sum=part.sum.detach()) for name, part in self.items()})
 
     def share(self, counts: Mapping[str, int]) -> Float[Tensor, ""]:
         """These parts' share of the total of a global batch with `counts` scored terms; what is differentiated."""
         terms = [part.weight / counts[name] * part.sum for name, part in self.items()]
         return torch.stack(terms).sum()
 
-    def values(self) -> dict[str, float]:  # type: ignore[override]
+    def means(self) -> dict[str, float]:
         """Mean of every part, in float64."""
         return {name: float(part.sum.detach()) / part.count for name, part in self.items()}
 
     @property
     def total(self) -> float:
         """Sum of weight * value, in float64."""
-        return sum(self[name].weight * value for name, value in self.values().items())
+        return sum(self[name].weight * value for name, value in self.means().items())
 
 
 @dataclass

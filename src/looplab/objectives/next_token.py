@@ -1,7 +1,7 @@
 """Next-token prediction from the state after the last application.
 
-    ce     = mean over labels of  (1 - s) * -log p(y) + s * mean over v of -log p(v)       s = label_smoothing
-    z_loss = mean over labels of  logsumexp(logits)^2                                      weight z_loss
+ce     = mean over labels of  (1 - s) * -log p(y) + s * mean over v of -log p(v)       s = label_smoothing
+z_loss = mean over labels of  logsumexp(logits)^2                                      weight z_loss
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,9 @@ class NextToken(Objective):
         """Labels that are not IGNORED, for every part."""
         scored = int((labels != IGNORED).sum())
         if scored == 0:
-            raise ValueError("NextToken needs at least one label. Got a batch in which all are -100. Check the prompts.")
+            raise ValueError(
+                "NextToken needs at least one label. Got a batch in which all are -100. Check the prompts."
+            )
         return {"ce": scored} | ({"z_loss": scored} if self.z_loss else {})
 
     def loss(self, rollout: Rollout, labels: Int[Tensor, "batch seq"]) -> LossParts:

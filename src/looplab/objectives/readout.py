@@ -43,7 +43,7 @@ def summed_readout(
         ledger.flops_recompute += 2 * model.spec.cost.head.matmul * len(flat) * recomputed
 
     def read(part: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        logits = model.head(part)
+        logits = model.head(part[None])[0]
         return score(logits.to(torch.promote_types(logits.dtype, torch.float32)), target)
 
     pieces = zip(flat.split(chunk or len(flat)), targets.split(chunk or len(flat)), strict=True)

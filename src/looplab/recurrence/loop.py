@@ -56,7 +56,7 @@ def run_plan(
 
     Args:
         active: Per application, the rows it changes (None: all). Other rows keep their state.
-        gradient: Where the graph is cut (default: nowhere).
+        gradient: Where the graph is cut (default: nowhere). Several segments need somebody who reads their ends.
         on_segment_end: See `GradientStrategy.walk`.
         recorder: Keeps states and records; states of one segment keep their graph.
         ledger: Receives the counts.
@@ -66,6 +66,13 @@ def run_plan(
     model.spec.check(plan)
     if cache is not None:
         cache.check(plan)
+    ends = [segment.stop for segment in strategy.segments(len(plan)) if segment.gradient]
+    unread = on_segment_end is None and (recorder is None or not recorder.keep_states)
+    if len(ends) > 1 and unread and torch.is_grad_enabled():
+        raise ValueError(
+            f"{strategy} needs a loss after {', '.join(map(str, ends))} applications; nothing reads the states there. "
+            "Give on_segment_end or a recorder that keeps states, or use TruncatedBPTT"
+        )
     wants_record = recorder is not None and recorder.keep_records
 
     def application(state: Any, context: Any, block: int, iteration: int) -> tuple[Any, dict[str, Any] | None]:
@@ -134,8 +141,8 @@ def forward(
     """
     if plan is not None and num_steps is not None:
         raise ValueError("forward: give num_steps or plan, not both.")
-    plan, active = (plan, None) if plan is not None else depth_plan(model.spec, num_steps)
     rows, length = tokens.shape
+    plan, active = (plan, None) if plan is not None else depth_plan(model.spec, num_steps, rows)
     past = 0 if cache is None else cache.length
     carries = torch.is_grad_enabled()
     context = model.encode(tokens, cache, positions=positions, valid=valid, extras=extras)
@@ -167,9 +174,9 @@ def forward(
 
 
 def depth_plan(
-    spec: LoopSpec, num_steps: Steps | Int[Tensor, " batch"] | None
+    spec: LoopSpec, num_steps: Steps | Int[Tensor, " batch"] | None, rows: int
 ) -> tuple[Plan, list[Bool[Tensor, " batch"] | None] | None]:
-    """The plan of `num_steps`, and per application the rows that take part (None: all rows of every application).
+    """The plan of `num_steps`, and per application which of `rows` rows take part (None: all, in every application).
 
     With one count per row, the plan is that of the deepest row; a row takes part in an application that its own plan
     contains. Warns once when a depth lies beyond the trained law.
@@ -178,11 +185,12 @@ def depth_plan(
         if num_steps is not None:
             _warn_beyond(spec, check_steps(num_steps))
         return spec.plan(num_steps), None
-    if num_steps.dim() != 1 or num_steps.is_floating_point() or num_steps.numel() == 0 or int(num_steps.min()) < 0:
+    whole = not num_steps.is_floating_point() and num_steps.dtype != torch.bool
+    if not whole or num_steps.shape != (rows,) or (rows and int(num_steps.min()) < 0):
         raise ValueError(f"num_steps must be an int >= 0 or Int[batch]. Got {num_steps}")
     counts = [int(n) for n in num_steps]
-    _warn_beyond(spec, max(counts))
-    plan = spec.plan(max(counts))
+    _warn_beyond(spec, max(counts, default=0))
+    plan = spec.plan(max(counts, default=0))
     own = {n: set(spec.plan(n)) for n in set(counts)}
     active: list[Bool[Tensor, " batch"] | None] = []
     for application in plan:
@@ -246,10 +254,10 @@ def walk(
     largest = 1
     # Frames of (state, children not yet entered, last one first).
     frames: list[tuple[Any, list[PlanNode]]] = [(state, root.children[::-1])]
-    if root.wanted:
-        visit(root, state)
-    del state
     with torch.no_grad():
+        if root.wanted:
+            visit(root, state)
+        del state
         while frames:
             current, waiting = frames[-1]
             node = waiting.pop() if waiting else None
@@ -259,6 +267,7 @@ def walk(
                 continue
             assert node.application is not None
             block, iteration = node.application
+            model.spec.check(Plan((node.application,)))
             index = torch.full((rows,), iteration, dtype=torch.long, device=context.embeds.device)
             new = model.step(current, context, block, index)
             del current
@@ -288,9 +297,13 @@ def _executed(
 def _warn_beyond(spec: LoopSpec, num_steps: Steps) -> None:
     if not isinstance(spec.trained_depth, DepthSampler):
         return
-    trained = max(spec.trained_depth.support())
-    asked = len(spec.plan(num_steps)) if spec.trained_depth.of_prefix else num_steps
-    if (asked if isinstance(asked, int) else max(asked)) > trained:
+    deepest, asked = max(spec.trained_depth.support()), spec.plan(num_steps)
+    if spec.trained_depth.of_prefix:
+        beyond = len(asked) > deepest
+    else:
+        trained = spec.plan(deepest).iterations()
+        beyond = any(count > trained.get(block, 0) for block, count in asked.iterations().items())
+    if beyond:
         warnings.warn(
             f"num_steps={num_steps} is beyond the trained depth {spec.trained_depth}; results are out of distribution",
             stacklevel=3,

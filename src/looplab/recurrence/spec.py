@@ -153,6 +153,8 @@ class LoopSpec:
         """
         plan = self.order.plan(self.default_steps if num_steps is None else num_steps, len(self.blocks))
         self.check(plan)
+        if self.grid is not None and plan:
+            self.grid(max(plan.iterations().values()))  # ids past the trained grid stand for other step sizes
         return plan
 
     def marks(self, num_steps: Steps | None = None) -> tuple[int, ...]:

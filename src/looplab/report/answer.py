@@ -37,7 +37,7 @@ def tiles(domain: Keyed) -> list[Tile]:
         gain = domain.gains[domain.held.gains.index(best)]
         word = best.word + (", by flattening a wrong answer" if best.flattening else "")
         number, interval = _numbers(gain.share if best.share else gain.net, share=best.share is not None)
-        found.append(Tile(f"{best.probe} refit", "readout, net of full depth", number, interval, word))
+        found.append(Tile(f"{best.probe} refit", "net of full depth", number, interval, word))
     return found
 
 

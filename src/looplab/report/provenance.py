@@ -34,7 +34,7 @@ def model_card(result: Keyed) -> Table:
 
 
 def _groups(parameters: dict[str, int]) -> str:
-    return ", ".join(f"{name} {number:,}" for name, number in parameters.items() if name != "total")
+    return ", ".join(f"{name}: {number:,}" for name, number in parameters.items() if number and name != "total")
 
 
 DOCUMENTS: tuple[tuple[str, str, Callable[[Keyed], Cell]], ...] = (

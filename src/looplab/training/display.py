@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any, TextIO
+from io import TextIOBase
+from typing import Any
 
 
 class Display:
@@ -21,8 +22,9 @@ class Display:
 class Lines(Display):
     """One line per `every` steps."""
 
-    def __init__(self, every: int, stream: TextIO | None = None):
-        self._every, self._stream = every, stream or sys.stderr
+    def __init__(self, every: int, stream: TextIOBase | None = None):
+        self._every = every
+        self._stream: Any = stream or sys.stderr
 
     def step(self, record: Mapping[str, Any], *, steps: int, tokens_per_second: float, seconds_left: float) -> None:
         """A line, if it is its turn."""
@@ -37,11 +39,12 @@ class Lines(Display):
 class Bar(Display):
     """A bar that moves on a terminal; lines of `say` stay above it."""
 
-    def __init__(self, stream: TextIO | None = None):
+    def __init__(self, stream: TextIOBase | None = None):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self._console = Console(file=stream or sys.stderr)
+        file: Any = stream or sys.stderr
+        self._console = Console(file=file)
         self._progress = Progress(TextColumn("{task.description}"), BarColumn(), console=self._console)
         self._task = self._progress.add_task("", total=None)
         self._progress.start()
@@ -60,12 +63,11 @@ class Bar(Display):
         self._progress.stop()
 
 
-def choose_display(every: int, *, quiet: bool = False, stream: TextIO | None = None) -> Display:
+def choose_display(every: int, *, quiet: bool = False, stream: TextIOBase | None = None) -> Display:
     """A bar on a terminal, lines elsewhere, nothing if quiet."""
-    stream = stream or sys.stderr
     if quiet:
         return Display()
-    return Bar(stream) if stream.isatty() else Lines(every, stream)
+    return Bar(stream) if (stream or sys.stderr).isatty() else Lines(every, stream)
 
 
 def line(record: Mapping[str, Any], *, steps: int, tokens_per_second: float, seconds_left: float) -> str:

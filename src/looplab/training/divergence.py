@@ -39,7 +39,8 @@ def first_non_finite(model: nn.Module, rerun: Callable[[Recorder], Any], applica
     for name, parameter in model.named_parameters():
         if not _finite(parameter):
             return f"parameter {name}"
-    counter, found = _Counter(), []
+    counter = _Counter()
+    found: list[tuple[str, int]] = []
 
     def watch(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:

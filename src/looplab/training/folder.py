@@ -1,11 +1,11 @@
 """The folder of a run: who may write into it, and whether it is finished.
 
-    run.json         the resolved configuration, its hash, versions
-    metrics.jsonl    one object per step, and one per evaluation
-    step_<n>/        checkpoints;  latest names the newest
-    model/           the trained model, a folder that opens by itself
-    record.json      the run as scaling laws and studies read it; written last, so it marks a finished run
-    lock             held while a process writes
+run.json         the resolved configuration, its hash, versions
+metrics.jsonl    one object per step, and one per evaluation
+step_<n>/        checkpoints;  latest names the newest
+model/           the trained model, a folder that opens by itself
+record.json      the run as scaling laws and studies read it; written last, so it marks a finished run
+lock             held while a process writes
 """
 
 import fcntl

@@ -18,12 +18,13 @@ class MetricsFile:
 
     def __init__(self, path: Path, *, length: int = 0):
         """Raises a CheckpointError where the file is shorter than `length`."""
-        self._file = path.open("ab")
-        if self._file.tell() < length:
+        present = path.stat().st_size if path.exists() else 0
+        if present < length:
             raise CheckpointError(
-                f"{path} must have at least {length} bytes, as its checkpoint says. Got {self._file.tell()}. "
+                f"{path} must have at least {length} bytes, as its checkpoint says. Got {present}. "
                 "Start a new run in another folder."
             )
+        self._file = path.open("ab")
         self._file.truncate(length)
         self._file.seek(length)
 

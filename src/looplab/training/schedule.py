@@ -1,8 +1,8 @@
 """Learning-rate schedules: the factor of the peak rate, as a pure function of the step.
 
-    warmup:  (step + 1) / warmup_steps                          step counts from 0, so the first step is not lost
-    after:   x = (step - warmup_steps) / (steps - warmup_steps)
-             constant 1;   linear  1 - (1 - floor) x;   cosine  floor + (1 - floor) (1 + cos(pi x)) / 2
+warmup:  (step + 1) / warmup_steps                          step counts from 0, so the first step is not lost
+after:   x = (step - warmup_steps) / (steps - warmup_steps)
+         constant 1;   linear  1 - (1 - floor) x;   cosine  floor + (1 - floor) (1 + cos(pi x)) / 2
 """
 
 import math

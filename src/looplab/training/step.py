@@ -1,7 +1,7 @@
 """One training step up to its loss, as one `nn.Module.forward`, so that wrappers of modules see a single call.
 
-    T ~ trained_depth  (one draw per optimizer step)      plan = plan(T), or prefix(T) of the full plan
-    context = encode(rows);  s_0 = init_state(context, noise);  s_K under the gradient strategy;  parts = objective
+T ~ trained_depth  (one draw per optimizer step)      plan = plan(T), or prefix(T) of the full plan
+context = encode(rows);  s_0 = init_state(context, noise);  s_K under the gradient strategy;  parts = objective
 """
 
 import dataclasses
@@ -45,7 +45,9 @@ class StepOutput(NamedTuple):
 class TrainingStep(nn.Module):
     """A model, an objective and a gradient strategy."""
 
-    def __init__(self, model: LoopedLM, objective: Objective, gradient: GradientStrategy, *, precision: Precision = "fp32"):
+    def __init__(
+        self, model: LoopedLM, objective: Objective, gradient: GradientStrategy, *, precision: Precision = "fp32"
+    ):
         super().__init__()
         self.model, self.objective, self.gradient, self.precision = model, objective, gradient, precision
 
@@ -111,13 +113,16 @@ def split(batch: Batch, pieces: int) -> list[Batch]:
         return [None] * pieces if tensor is None else list(tensor.chunk(pieces))
 
     columns = [rows(getattr(batch, name)) for name in _TENSORS]
-    return [dataclasses.replace(batch, **dict(zip(_TENSORS, piece, strict=True))) for piece in zip(*columns, strict=True)]
+    return [
+        dataclasses.replace(batch, **dict(zip(_TENSORS, piece, strict=True))) for piece in zip(*columns, strict=True)
+    ]
 
 
 def to_device(batch: Batch, device: str) -> Batch:
     """The same batch on a device."""
     tensors = {name: getattr(batch, name) for name in _TENSORS}
-    return dataclasses.replace(batch, **{n: None if t is None else t.to(device) for n, t in tensors.items()})
+    moved: dict[str, Any] = {n: None if t is None else t.to(device) for n, t in tensors.items()}
+    return dataclasses.replace(batch, **moved)
 
 
 def autocast(precision: Precision, device: str) -> AbstractContextManager[Any]:
@@ -127,7 +132,7 @@ def autocast(precision: Precision, device: str) -> AbstractContextManager[Any]:
 
 def _squares(state: Any) -> Float[Tensor, ""]:
     with torch.no_grad():
-        leaves = states.leaves(states.detach(state))
-        rows = leaves[0].shape[0]
-        wide = [leaf.to(torch.promote_types(leaf.dtype, torch.float32)) for leaf in leaves]
-        return rows * sum(leaf.square().sum() for leaf in wide) / sum(leaf.numel() for leaf in wide)
+        leaves = states.leaves(state)
+        # One mean over all fields; in float32 at least.
+        wide = torch.cat([leaf.flatten(1).to(torch.promote_types(leaf.dtype, torch.float32)) for leaf in leaves], dim=1)
+        return wide.square().mean() * wide.shape[0]

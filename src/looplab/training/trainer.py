@@ -77,6 +77,7 @@ class Trainer:
         self.loader = load_packed(config.data, seed=config.seed, vocab_size=self.spec.vocab[0])
         self.held_out = _held_out(config, self.spec, device)
         self.step = TrainingStep(model, config.objective, config.gradient, precision=config.precision)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = config.optimizer.build(model)
         self.progress = Progress()
         checkpoint = newest_checkpoint(folder)
@@ -142,7 +143,7 @@ class Trainer:
             "n0": len(plan) - gradient,
             "g": gradient,
             "loss": parts.total,
-            "parts": parts.values(),
+            "parts": parts.means(),
             "lr": lr,
             "grad_norm": norm,
             "rms_first": _rms([o.first_squares for o in outputs], len(batch.rows)),
@@ -182,13 +183,13 @@ class Trainer:
             yield self.step(piece, plan, noise, counts, ledger=ledger, recorder=recorder)
 
     def _gradient_norm(self) -> float:
-        gradients = [p.grad for p in self.step.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
 
     def _update(self, norm: float, lr: float) -> None:
         clip = self.config.clip_norm
         if clip is not None and norm > clip:
-            for parameter in self.step.parameters():
+            for parameter in self.parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(clip / norm)
         for group in self.optimizer.param_groups:

@@ -7,6 +7,7 @@ import torch
 
 from looplab.audit.probes.affine import STRENGTHS, _Problem, fit_affine, heldout_documents
 from looplab.audit.probes.scores import token_nll
+from looplab.audit.probes.temperature import fit_temperature
 
 KEYS = [hashlib.sha256(str(d).encode()).hexdigest() for d in range(40)]
 
@@ -37,7 +38,7 @@ def test_a_planted_map_is_found():
 
 
 def test_scale_is_the_root_mean_square_unless_given():
-    hidden, head, targets, documents, _, _ = planted()
+    hidden, head, targets, documents, _, _ = planted(tokens=300)
     rms = hidden.double().square().mean().sqrt().item()
     assert fit_affine(hidden, head, targets, documents, KEYS).scale == pytest.approx(rms)
     assert fit_affine(hidden, head, targets, documents, KEYS, scale=1.0).scale == 1.0
@@ -101,7 +102,7 @@ def test_a_fifth_of_the_documents_chooses_and_is_not_fitted():
 
 
 def test_the_smallest_penalty_is_reported_as_an_edge():
-    hidden, head, targets, documents, _, _ = planted(tokens=20_000, dim=8)
+    hidden, head, targets, documents, _, _ = planted(tokens=6000)
     fit = fit_affine(hidden, head, targets, documents, KEYS)
     kinds = [finding.kind for finding in fit.findings]
     assert (fit.strength == STRENGTHS[-1]) == ("audit.lambda_at_edge" in kinds)
@@ -132,8 +133,6 @@ def test_keys_must_name_the_documents():
 
 
 def test_a_planted_readout_is_found_by_the_affine_probe_and_not_by_temperature():
-    from looplab.audit.probes.temperature import fit_temperature
-
     hidden, head, targets, documents, gain, shift = planted(tokens=6000)
     half = len(hidden) // 2
     keys = KEYS[:20]

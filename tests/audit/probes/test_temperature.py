@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import tolerances
 from looplab.audit.probes.stream import LogitChunks
-from looplab.audit.probes.temperature import exact_refit, fit_temperature
+from looplab.audit.probes.temperature import _Search, exact_refit, fit_temperature
 from reference import temperature as twin
 
 
@@ -135,6 +135,26 @@ def test_one_mistake_among_confident_tokens_is_not_separable():
     assert fit.status == "converged"
     # p(right) = 2/3 at every token
     assert fit.beta == pytest.approx(math.log(2) / 2, rel=1e-5)
+
+
+def test_a_newton_step_that_helps_too_little_is_replaced_by_bisection():
+    search = _Search(1.0)
+    mean = np.ones(1)
+
+    def advance(first, second):
+        search.advance(np.array([[0.0], [first], [second], [0.0]]), mean, 1e-10)
+        return search.beta
+
+    assert advance(1.0, 4.0) == 0.75  # inside (0, 1), first step
+    assert advance(-1.0, 8.0) == pytest.approx(math.sqrt(0.75))  # 0.75 did not halve |beta f'|: between 0.75 and 1
+    assert advance(0.1, 1.0) == pytest.approx(math.sqrt(0.75) - 0.1)  # it did now
+
+
+def test_without_an_upper_end_beta_grows_at_most_fourfold():
+    search = _Search(1.0)
+    for expected in (4.0, 16.0, 64.0, 256.0, 1000.0):
+        search.advance(np.array([[0.0], [-1.0], [0.0], [0.0]]), np.ones(1), 1e-10)
+        assert search.beta == expected
 
 
 @given(st.integers(1, 30), st.integers(2, 9), st.floats(0.01, 30.0), st.integers(0, 10**6))

@@ -30,7 +30,7 @@ STRENGTHS = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 MAX_ITERATIONS = 200
 MAX_GRADIENT = 1e-5
 TOKENS_PER_FEATURE = 4
-_STALL = 1e-11
+_STALL = 1e-8
 _POLISH = 20
 
 
@@ -140,7 +140,6 @@ class _Problem:
     def __init__(self, hidden: Tensor, head: Head, targets: Tensor, scale: float, logit_bytes: int):
         self.hidden, self.head, self.targets, self.scale, self.logit_bytes = hidden, head, targets, scale, logit_bytes
         self.dtype = torch.promote_types(hidden.dtype, torch.float32)
-        self.rows = LogitChunks(hidden, head, logit_bytes).rows()
         self.passes = 0
 
     def part(self, chosen: Tensor) -> "_Problem":
@@ -150,15 +149,19 @@ class _Problem:
         dim = self.hidden.shape[1]
         return torch.stack([torch.ones(dim, dtype=torch.float64), torch.zeros(dim, dtype=torch.float64)])
 
-    def _probed(self, hidden: Tensor, parameters: Tensor) -> Tensor:
+    def _logits(self, parameters: Tensor) -> LogitChunks:
         gain, shift = parameters
-        return hidden.to(self.dtype) * gain.to(self.dtype) + (self.scale * shift).to(self.dtype)
+
+        def probed(hidden: Tensor) -> Tensor:
+            return self.head(hidden.to(self.dtype) * gain.to(self.dtype) + (self.scale * shift).to(self.dtype))
+
+        return LogitChunks(self.hidden, probed, self.logit_bytes)
 
     def loss(self, parameters: Tensor) -> float:
         """Mean cross entropy without the penalty."""
         self.passes += 1
-        probed = self._probed(self.hidden, parameters)
-        return float(token_nll(probed, self.head, self.targets, logit_bytes=self.logit_bytes).mean())
+        logits = self._logits(parameters)
+        return float(token_nll(self.hidden, logits.head, self.targets, logit_bytes=self.logit_bytes).mean())
 
     def solve(self, strength: float, start: Tensor) -> _Solution:
         if strength == math.inf:
@@ -189,7 +192,7 @@ class _Problem:
         optimizer.step(closure)
         reached, gradient = parameters.detach().clone(), steepest()
         if gradient > MAX_GRADIENT:
-            # Float32 losses are too coarse for the line search this near the minimum; gradients are not.
+            # Losses differ by less than float32 can tell this near the minimum; gradients still tell the way.
             optimizer.param_groups[0].update(line_search_fn=None, max_iter=_POLISH, tolerance_change=0.0)
             optimizer.step(closure)
             polished = steepest()
@@ -204,15 +207,14 @@ class _Problem:
     def _backward(self, parameters: Tensor) -> Tensor:
         """Adds the gradient of the mean cross entropy to `parameters.grad`, one chunk at a time; returns the mean."""
         self.passes += 1
-        total = torch.zeros((), dtype=torch.float64)
-        for start in range(0, len(self.hidden), self.rows):
-            part = slice(start, start + self.rows)
-            logits = self.head(self._probed(self.hidden[part], parameters))
-            targets = self.targets[part].long().to(logits.device)
+        total, start = torch.zeros((), dtype=torch.float64), 0
+        for logits in self._logits(parameters):
+            targets = self.targets[start : start + len(logits)].long().to(logits.device)
             losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
             mean = losses.double().sum() / len(self.hidden)
             mean.backward()
             total += mean.detach().cpu()
+            start += len(logits)
         return total
 
 

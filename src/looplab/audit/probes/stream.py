@@ -28,22 +28,22 @@ Head = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LogitChunks:
-    """Logits of spooled hidden states, made anew in every iteration and never above `logit_bytes` at once."""
+    """Logits of spooled hidden states, made anew in every iteration and never above `logit_bytes` at once.
+
+    Every token goes through the head once per iteration. The first chunk is a single token, which tells the width of
+    the vocabulary; a later chunk has as many tokens as fit, at least one.
+    """
 
     hidden: Float[Tensor, "tokens dim"]
     head: Head
     logit_bytes: int = LOGIT_BYTES
 
     def __iter__(self) -> Iterator[Tensor]:
-        rows = self.rows()
-        for start in range(0, len(self.hidden), rows):
+        logits = self.head(self.hidden[:1])
+        rows = max(1, self.logit_bytes // (logits.element_size() * logits.shape[1]))
+        yield logits
+        for start in range(1, len(self.hidden), rows):
             yield self.head(self.hidden[start : start + rows])
-
-    def rows(self) -> int:
-        """Tokens per chunk: as many as fit, at least one."""
-        with torch.no_grad():
-            row = self.head(self.hidden[:1])
-        return max(1, self.logit_bytes // (row.element_size() * row.shape[1]))
 
 
 def leading_tokens(documents: Int[Tensor, " tokens"], limit: int) -> int:

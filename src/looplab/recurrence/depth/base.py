@@ -40,7 +40,7 @@ class DepthSampler(Depth):
         return float(pmf @ np.arange(len(pmf)))
 
     def quantile(self, q: float, step: int = 0) -> int:
-        """Smallest depth whose cumulative probability reaches `q`."""
+        """Smallest depth whose cumulative probability reaches `q`, 0 < q <= 1."""
         return int(np.searchsorted(np.cumsum(self.pmf(step)), q - 1e-12))
 
     def support(self, step: int = 0) -> tuple[int, ...]:

@@ -104,18 +104,16 @@ class Cache(ABC):
         """Rows held."""
         return self.valid.shape[0]
 
-    def stage(self, positions: Int[Tensor, "batch seq"], valid: Bool[Tensor, "batch seq"] | None) -> None:
-        """Announces the tokens of this call; `encode` does it before the first layer runs.
-
-        Raises:
-            ValueError: Another number of rows, or more tokens than fit.
-        """
-        rows, tokens = positions.shape
+    def fits(self, rows: int, tokens: int) -> None:
+        """Refuses a call of this shape if it has another number of rows, or more tokens than there is room for."""
         if rows != self.rows:
             raise ValueError(f"cache has {self.rows} rows, tokens have {rows}. Use cache.select(rows)")
         if self.length + tokens > self.capacity:
             raise ValueError(f"cache: {self.length + tokens} tokens exceed capacity {self.capacity}")
-        span = slice(self.length, self.length + tokens)
+
+    def stage(self, positions: Int[Tensor, "batch seq"], valid: Bool[Tensor, "batch seq"] | None) -> None:
+        """Announces the tokens of this call; `encode` does it before the first layer runs."""
+        span = slice(self.length, self.length + positions.shape[1])
         self.positions[:, span] = positions
         self.valid[:, span] = True if valid is None else valid
         self.padded = self.padded or valid is not None

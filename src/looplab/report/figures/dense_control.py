@@ -11,6 +11,7 @@ from looplab.audit.result import AuditResult, DomainResult, Estimate, ProbeGain
 from looplab.report.figures.base import BLUE, GREY, RED, sheet, styled, title
 from looplab.report.figures.probe_gains import dense_gain
 from looplab.report.figures.waterfall import headline_gain
+from looplab.report.tables import signed
 
 MARKS = {"this model": (BLUE, "o", BLUE), "dense control": (RED, "s", "white")}
 """Model -> colour, marker, face."""
@@ -36,7 +37,7 @@ def finding(result: AuditResult, domain: DomainResult) -> str:
     dense = dense_gain(domain, probe)
     if not here or here[0] is None or dense is None or dense.share is None:
         return f"{domain.name}: the dense control has no gap to compare with"
-    shares = f"{100 * here[0].value:.1f} % here, {100 * dense.share.value:.1f} % in the dense control"
+    shares = f"{signed(100 * here[0].value, 1)} % here, {signed(100 * dense.share.value, 1)} % in the dense control"
     return f"{domain.name}: at the nearest gap {probe} removes {shares}"
 
 

@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 
 from looplab.audit.result import RAW, AuditResult, DomainResult, Estimate, ModelCard
 from looplab.report.figures.base import LOG_FROM, PALE, family_mark, sheet, styled, title, unknown_patch
+from looplab.report.tables import signed
 
 CURVES = ("prefix", "suffix", "repeat")
 LINES = {RAW: "-", "temperature": (0, (4, 2))}
@@ -32,8 +33,8 @@ def finding(result: AuditResult, domain: DomainResult) -> str:
     if not prefix:
         return f"{domain.name}: no depth curve was measured"
     k = min(prefix)
-    text = f"{domain.name}: stopping after {k} of {units} costs {prefix[k].value:.3f} nats"
-    return f"{text}; repeating unit {k} up to {units} leaves {repeat[k].value:.3f}" if k in repeat else text
+    text = f"{domain.name}: stopping after {k} of {units} costs {signed(prefix[k].value, 3)} nats"
+    return f"{text}; repeating unit {k} up to {units} leaves {signed(repeat[k].value, 3)}" if k in repeat else text
 
 
 @styled

@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 
 from looplab.audit.result import AuditResult, DomainResult, Estimate
 from looplab.report.figures.base import INK, PALE, UNKNOWN, probe_mark, sheet, styled, title, unknown_patch
+from looplab.report.tables import signed
 
 AT_FULL_COUNT = {"permute-full": "permuted", "pinned-full": "pinned index", "order-full": "other order"}
 """Contrast families that leave the number of applications alone -> row label."""
@@ -20,13 +21,13 @@ FRAME = 4.0
 
 
 class Effect(NamedTuple):
-    """One row of one readout; `nats` is None where nothing can be measured."""
+    """One row of one readout; `nats` is None where nothing can be told, `equivalent` where the gap is too small."""
 
     label: str
     probe: str
     nats: Estimate | None
     margin: float
-    equivalent: bool
+    equivalent: bool | None
     bitwise: bool
 
 
@@ -36,7 +37,7 @@ def effects(domain: DomainResult) -> list[Effect]:
     A row without any number stands once, for all readouts.
     """
     found = [
-        Effect(p.name, d.probe, None if p.reason else p.nats, d.margin, bool(p.equivalent), p.bitwise_equal)
+        Effect(p.name, d.probe, None if p.reason else p.nats, d.margin, p.equivalent, p.bitwise_equal)
         for d in domain.decompositions
         for p in d.parts
     ]
@@ -44,7 +45,7 @@ def effects(domain: DomainResult) -> list[Effect]:
         if c.family in AT_FULL_COUNT:
             nats = None if c.reason else c.effect
             label = AT_FULL_COUNT[c.family]
-            found.append(Effect(label, c.probe, nats, c.margin or 0.0, bool(c.equivalent), c.bitwise_equal))
+            found.append(Effect(label, c.probe, nats, c.margin or 0.0, c.equivalent, c.bitwise_equal))
     order = list(dict.fromkeys(effect.label for effect in found))
     measured = {effect.label for effect in found if effect.nats is not None or effect.bitwise}
     once = [e for e in found if e.label in measured or e.probe == found[0].probe]
@@ -53,10 +54,10 @@ def effects(domain: DomainResult) -> list[Effect]:
 
 def finding(result: AuditResult) -> str:
     """The title: how many effects are equivalent to zero."""
-    measured = [e for domain in result.domains for e in effects(domain) if e.nats is not None or e.bitwise]
+    measured = [e for domain in result.domains for e in effects(domain) if e.equivalent is not None or e.bitwise]
     if not measured:
         return "No effect can be compared with zero for this model"
-    zero = sum(e.equivalent or e.bitwise for e in measured)
+    zero = sum(bool(e.equivalent) or e.bitwise for e in measured)
     return f"{zero} of {len(measured)} effects are equivalent to zero within the margin"
 
 
@@ -110,7 +111,7 @@ def _row(axes: Axes, y: float, effect: Effect, edge: float) -> None:
     if abs(nats.value) > edge:
         side = 1 if nats.value > 0 else -1
         axes.plot([side * edge * 0.96], [y], color=colour, marker=">" if side > 0 else "<", ms=6.5)
-        axes.annotate(f"{nats.value:.3f}", (side * edge * 0.9, y), va="center", ha="right" if side > 0 else "left")
+        axes.annotate(signed(nats.value, 3), (side * edge * 0.9, y), va="center", ha="right" if side > 0 else "left")
         return
     axes.plot([nats.low, nats.high], [y, y], color=colour, lw=0.9)
     axes.plot([nats.low90, nats.high90], [y, y], color=colour, lw=3, solid_capstyle="butt")

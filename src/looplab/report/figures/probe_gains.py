@@ -7,6 +7,7 @@ from matplotlib.lines import Line2D
 from looplab.audit.result import AuditResult, DomainResult, Estimate, ProbeGain
 from looplab.report.figures.base import GREY, probe_mark, sheet, styled, title, unknown_patch
 from looplab.report.figures.waterfall import headline_gain
+from looplab.report.tables import signed
 
 SIZES = {"temperature": "1 parameter", "affine": "2 per feature"}
 """Parameters of each probe; probes stand in this order on the axis."""
@@ -33,7 +34,7 @@ def finding(result: AuditResult, domain: DomainResult) -> str:
     best = headline_gain(domain)
     if best is None or best.share is None:
         return f"{domain.name}: the gap is too small for a share of any probe"
-    return f"{domain.name}: {best.probe} removes {100 * best.share.value:.1f} % of the gap, net of full depth"
+    return f"{domain.name}: {best.probe} removes {signed(100 * best.share.value, 1)} % of the gap, net of full depth"
 
 
 @styled
@@ -47,7 +48,7 @@ def probe_gains(result: AuditResult, domain: DomainResult) -> Figure:
     names = [name for name in SIZES if name in found] + [name for name in found if name not in SIZES]
     for x, name in enumerate(names):
         dense = dense_gain(domain, name)
-        _share(axes, x - (0.13 if dense else 0), found[name].share, name, hollow=False)
+        _share(axes, x - (0.13 if dense else 0.0), found[name].share, name, hollow=False)
         if dense:
             _share(axes, x + 0.13, dense.share, name, hollow=True)
     axes.axhline(0, color="#9aa1ab", lw=0.9)
@@ -87,7 +88,7 @@ def _share(axes: Axes, x: float, share: Estimate | None, probe: str, *, hollow: 
         ls="",
     )
     axes.annotate(
-        f"{100 * share.value:.1f} %",
+        f"{signed(100 * share.value, 1)} %",
         (x, 100 * share.value),
         xytext=(10 if hollow else -10, 0),
         textcoords="offset points",

@@ -32,7 +32,7 @@ def schedule_map(result: AuditResult) -> Figure:
     plans = [Plan.parse(row.plan) for row in rows]
     wide = max(len(plan) for plan in plans)
     groups = _same(rows)
-    cell = min(0.27, 5.6 / wide)
+    cell = 0.27 if wide <= 20 else max(0.21 if wide <= 36 else 0.0, 7.5 / wide)
     reasons = 17 if any(row.reason for row in rows) else 0
     across = NAME * 0.27 / cell + wide + LANE * 0.27 / cell * (len(groups) + 1)
     figure = sheet(across * cell + 0.118 * reasons + 0.6, 0.235 * len(rows) + 0.65)
@@ -42,7 +42,7 @@ def schedule_map(result: AuditResult) -> Figure:
     axes.set_xlim(-NAME * 0.27 / cell, wide + LANE * 0.27 / cell * (len(groups) + 1) + 0.118 * reasons / cell)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     for y, (row, plan) in enumerate(zip(rows, plans, strict=True)):
-        _row(axes, y, row, plan, numbers=cell > 0.15)
+        _row(axes, y, row, plan, numbers=cell >= 0.2)
     for lane, members in enumerate(groups):
         _bracket(axes, wide + LANE * 0.27 / cell * (lane + 0.6), members, LANE * 0.27 / cell * 0.35)
     for y, row in enumerate(rows):

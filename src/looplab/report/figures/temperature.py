@@ -1,7 +1,5 @@
 """F3: the temperature each schedule's readout asks for, against depth."""
 
-import math
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -63,10 +61,10 @@ def _limits(axes: Axes, schedules: tuple[ScheduleResult, ...]) -> None:
     ends = [t for fit in found for t in (fit.temperature, fit.low, fit.high) if t]
     low, high = min([*ends, 0.9]) / 1.12, max([*ends, 1.1]) * 1.18
     axes.set_ylim(low, high)
-    step = 0.25 if high / low < 4 else 1.0
-    ticks = [round(n * step, 2) for n in range(1, math.ceil(high / step)) if low < n * step < high]
-    if len(ticks) > 10:
-        ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 1000) if low < t < high]
+    candidates = (
+        [0.25 * n for n in range(1, 40)] if high / low < 4 else [m * 10.0**n for n in range(-3, 4) for m in (1, 2, 5)]
+    )
+    ticks = [tick for tick in candidates if low < tick < high]
     axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
     axes.minorticks_off()
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from looplab.audit.result import AuditResult, Decomposition, DomainResult, Estimate, Part, ProbeGain
 from looplab.report.figures.base import GREY, INK, PARTS, PURPLE, UNKNOWN, sheet, styled, title
+from looplab.report.tables import signed
 
 
 def headline_gain(domain: DomainResult) -> ProbeGain | None:
@@ -33,14 +34,15 @@ def finding(result: AuditResult, domain: DomainResult) -> str:
     if gap is None:
         return f"{domain.name}: no gap was measured"
     name, size = gap
-    if result.model.dense:
-        return f"{domain.name}: {name} instead of all {result.model.units} layers costs {size.value:.3f} nats"
+    if not domain.decompositions:
+        units = f"{result.model.units} {'layers' if result.model.dense else 'units'}"
+        return f"{domain.name}: {name} instead of all {units} costs {signed(size.value, 3)} nats"
     raw = domain.decomposition()
     if not raw.gap_measurable:
-        return f"{domain.name}: the gap of {size.value:.3f} nats is too small to split"
+        return f"{domain.name}: the gap of {signed(size.value, 3)} nats is too small to split"
     shares = [(part.share.value, part.name) for part in raw.parts if part.share is not None and part.reason is None]
     if not shares:
-        return f"{domain.name}: the gap of {size.value:.3f} nats cannot be split for this model"
+        return f"{domain.name}: the gap of {signed(size.value, 3)} nats cannot be split for this model"
     share, part = max(shares)
     return f"{domain.name}: {part} carries {100 * share:.1f} % of the {size.value:.3f} nats"
 
@@ -116,9 +118,9 @@ def _whisker(axes: Axes, y: int, start: float, estimate: Estimate) -> None:
 
 
 def _amount(axes: Axes, y: int, nats: Estimate, share: Estimate | None) -> None:
-    _note(axes, y, f"{nats.value:.3f} nats", right=60)
+    _note(axes, y, f"{signed(nats.value, 3)} nats", right=68.0)
     if share is not None:
-        _note(axes, y, f"{100 * share.value:.1f} %", right=106)
+        _note(axes, y, f"{signed(100 * share.value, 1)} %", right=118.0)
 
 
 def _note(axes: Axes, y: int, text: str, *, right: float | None = None) -> None:

@@ -1,0 +1,119 @@
+"""The output folder of an audit: one audit per folder, one process at a time, never half a result.
+
+    manifest.json    what this folder is an audit of; written first
+    results.json     the numbers; written last, so a folder that has it is finished
+
+The lock is flock(2) on a hidden file, so a killed process leaves none behind.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from looplab.audit.result import RESULTS, AuditResult
+from looplab.audit.tables import DOCUMENTS, PROBES, TOKENS
+from looplab.records import dump_json, write_atomic
+
+MANIFEST, LEDGER, LOCK = "manifest.json", "ledger.json", ".lock"
+OWN = (RESULTS, LEDGER, TOKENS, DOCUMENTS, PROBES, "report.html", "tables.tex", "figures", MANIFEST)
+"""Everything an audit writes; `fresh` removes these and nothing else."""
+
+
+class FolderBusyError(ValueError):
+    """Another process works in the folder, or it belongs to another run."""
+
+
+class AuditFolder:
+    """A locked output folder; use as a context."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> "AuditFolder":
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = open(self.path / LOCK, "a+")  # held until __exit__
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            lock.close()
+            raise FolderBusyError(f"{self.path} is in use by process {holder}. Wait or choose another --out.") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._lock is not None
+        self._lock.close()
+
+    def claim(
+        self, settings: Mapping[str, Any], facts: Mapping[str, Any], *, fresh: bool = False
+    ) -> AuditResult | None:
+        """Makes the folder that of one audit, and returns its result if it is already there.
+
+        Args:
+            settings: Flat names and values that the numbers depend on.
+            facts: Further entries of the manifest.
+            fresh: Remove what another audit left.
+
+        Raises:
+            FolderBusyError: The folder holds an audit with other settings, or another kind of run.
+        """
+        manifest = {"kind": "audit", "settings": dict(settings), **facts}
+        known = None if fresh else self._manifest()
+        if fresh:
+            self._clear()
+        elif known is not None:
+            self._refuse_other(known, {name: json.loads(dump_json(value)) for name, value in settings.items()})
+            if (self.path / RESULTS).exists():
+                return AuditResult.load(self.path)
+        write_atomic(self.path / MANIFEST, dump_json(manifest))
+        return None
+
+    def _manifest(self) -> dict[str, Any] | None:
+        try:
+            return json.loads((self.path / MANIFEST).read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            raise FolderBusyError(
+                f"{self.path} holds a {MANIFEST} that is no JSON. Use another --out or --fresh."
+            ) from None
+
+    def _refuse_other(self, known: dict[str, Any], after: dict[str, Any]) -> None:
+        if known.get("kind") != "audit":
+            raise FolderBusyError(f"{self.path} holds another run ({known.get('kind')}). Use another --out.")
+        before = known["settings"]
+        changed = [
+            f"{name.replace('_', ' ')} {_short(before.get(name))} -> {_short(after.get(name))}"
+            for name in dict.fromkeys([*after, *before])
+            if before.get(name) != after.get(name)
+        ]
+        if changed:
+            raise FolderBusyError(
+                f"{self.path} holds an audit with other settings ({', '.join(changed)}). Use another --out or --fresh."
+            )
+
+    def _clear(self) -> None:
+        for name in OWN:
+            path = self.path / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _short(value: Any) -> str:
+    """A value for one line: lists without brackets, hashes by their first 8 characters."""
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    text = str(value)
+    return text[:8] if len(text) == 32 and set(text) <= set("0123456789abcdef") else text

@@ -1,0 +1,371 @@
+"""`looplab audit MODEL`: what the depth of a model is worth, with intervals, in one folder."""
+
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+import looplab
+from looplab._config import config_hash
+from looplab.audit.config import PROBES, AuditConfig
+from looplab.audit.folder import LEDGER, AuditFolder, FolderBusyError
+from looplab.audit.protocol import AuditPlan, CannotAudit, plan_audit
+from looplab.audit.result import DENSE_MESSAGE, AuditResult, ModelCard, ScheduleEntry, SelfTest
+from looplab.audit.schedules import full_plan
+from looplab.audit.self_tests import NonFiniteError, SelfTestError
+from looplab.audit.tables import FolderTables
+from looplab.audit.watch import PHASES, Watcher
+from looplab.cli import exit_codes
+from looplab.cli.exit_codes import UserError, user_error
+from looplab.data.corpus import builtin_corpus
+from looplab.data.documents import DataError, DocumentSet, read_documents
+from looplab.data.tokenizers import Tokenizer, load_tokenizer
+from looplab.records import Level, dump_json, write_atomic
+from looplab.recurrence.ledger import Ledger
+from looplab.report import write_report
+
+Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
+NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Say what the depth of a model is worth, with intervals.
+
+    Runs the model cut short, from the end, and with repeated applications; refits the readout on separate documents;
+    tells how the loss gap of depth splits, and what cannot be told apart. Writes report.html and results.json.
+    The same command in the same folder prints a finished audit again.
+    """
+
+    model: tyro.conf.Positional[str]
+    """A checkpoint folder, or the name of a built-in checkpoint (see `looplab list`)."""
+    data: Repeated = ()
+    """NAME=PATH of a .txt, .jsonl or .parquet file; may be given several times. Default: the built-in corpus."""
+    calibration: Repeated = ()
+    """NAME=PATH of separate calibration documents for the domain NAME. Default: each domain is split by hash."""
+    text_field: str = "text"
+    """Field or column that holds the text."""
+    tokenizer: str = ""
+    """A folder with tokenizer.json, or "bytes". Default: the model's own."""
+    control: str = ""
+    """A dense checkpoint as negative control, or "none". Default: the twin of a built-in model."""
+
+    num_steps: tuple[int, ...] = ()
+    """Iterations of the full plan: one number, or one per block. Default: what the model itself runs."""
+    grid: str = ""
+    """Numbers of units to cut at: "all", or a list such as 1,2,4. Default: all up to 16, else landmarks."""
+    controls: str = "all"
+    """Controls besides prefix and repeat, of suffix,permute,pinned,order; "none", or "all" that can be identified."""
+    schedule: Repeated = ()
+    """A further schedule, such as "same(3)" or "[0.0 0.1 1.0]"; may be given several times."""
+    permutations: int = 4
+    """Draws of the permuted order."""
+
+    probes: str = ",".join(PROBES)
+    """Refitted readouts, of temperature,affine; or "none"."""
+    documents: int = 200
+    """Evaluation documents per domain, at most."""
+    calibration_documents: int = 200
+    """Calibration documents per domain, at most."""
+    max_tokens: int | None = None
+    """Longest document in tokens. Default: 1024, or the trained context where that is shorter."""
+    calibration_tokens: int = 50_000
+    """Calibration tokens per domain, at most; whole documents."""
+    affine_tokens: int = 12_000
+    """Tokens of the affine fit, at most; whole documents."""
+
+    init_seeds: int = 3
+    """Noise seeds for a model that starts from noise."""
+    init: Literal["model", "zero"] = "model"
+    """Start as the model does, or from zero noise."""
+    seed: int = 0
+    """Decides the split, the draws and the noise."""
+
+    replicates: int = 10_000
+    """Bootstrap replicates."""
+    level: float = 0.95
+    """Level of the intervals."""
+    margin_nats: float = 0.02
+    """Effects inside this margin count as zero ..."""
+    margin_share: float = 0.05
+    """... if they are also inside this share of the gap."""
+    weighting: Literal["token", "document"] = "token"
+    """Every token counts alike, or every document."""
+
+    device: str = "auto"
+    """Device of PyTorch: auto, cpu, cuda, cuda:1."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    """Type the weights are cast to."""
+    batch_tokens: int = 8192
+    """Most positions of one launch."""
+
+    out: Path = Path("audit-out")
+    """Folder of the audit."""
+    fresh: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Remove an audit with other settings from the folder."""
+    beside: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """Folder of a finished audit to show beside this one; may be given several times."""
+    no_tokens: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Leave out tokens.parquet."""
+    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print schedules and counts, and stop."""
+    fail_on: Literal["none", "warning", "failure"] = "none"
+    """Exit with 6 if there is a finding of this level or above."""
+    quiet: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the result and nothing else."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit code."""
+    options = tyro.cli(Options, args=list(argv), prog="looplab audit")
+    command = shlex.join(["looplab", "audit", *argv])
+    plan = _plan(options)
+    watcher = ProgressLines(quiet=options.quiet)
+    if options.dry_run:
+        print("\n".join(dry_run_lines(plan)))
+        return exit_codes.DONE
+    with user_error(exit_codes.DATA):
+        beside = [AuditResult.load(folder) for folder in options.beside]
+    with user_error(exit_codes.BUSY, (FolderBusyError,)), AuditFolder(options.out) as folder:
+        result = folder.claim(settings(plan), manifest_facts(plan, command), fresh=options.fresh)
+        if result is None:
+            result = _run(plan, options, watcher, command, beside)
+    print(result)
+    print(f"Report: {options.out / 'report.html'}")
+    return exit_code(result, options.fail_on)
+
+
+def exit_code(result: AuditResult, fail_on: str) -> int:
+    """6 if a finding reaches the level of `--fail-on`, else 0."""
+    worst = result.worst()
+    failing = {"none": (), "warning": (Level.WARNING, Level.FAILURE), "failure": (Level.FAILURE,)}[fail_on]
+    return exit_codes.FINDING if worst in failing else exit_codes.DONE
+
+
+def _plan(options: Options) -> AuditPlan:
+    if options.batch_tokens < 1:
+        raise UserError(f"--batch-tokens must be at least 1. Got {options.batch_tokens}.", exit_codes.USAGE)
+    with user_error(exit_codes.USAGE, (ValueError,)):
+        config = _config(options)
+        sources = named_paths("--data", options.data)
+        calibrations = named_paths("--calibration", options.calibration)
+    device = _device(options.device)
+    with user_error(exit_codes.MODEL):
+        loaded = looplab.load(options.model, dtype=options.dtype, device=device)
+    with user_error(exit_codes.USAGE, (ValueError,)):
+        config = _with_grid(config, options.grid, loaded.model.spec)
+    wanted = options.control or loaded.control or NONE
+    control = None
+    if wanted != NONE:
+        with user_error(exit_codes.MODEL):
+            control = looplab.load(wanted, dtype=options.dtype, device=device)
+    with user_error(exit_codes.DATA, (DataError,)):
+        tokenizer: Tokenizer | None = load_tokenizer(options.tokenizer) if options.tokenizer else None
+        sets = _read("--data", sources, options.text_field) or {"text": builtin_corpus("heldout")}
+        calibration = _read("--calibration", calibrations, options.text_field)
+    with (
+        user_error(exit_codes.USAGE, (ValueError,)),
+        user_error(exit_codes.DATA, (DataError,)),
+        user_error(exit_codes.MODEL, (CannotAudit,)),
+    ):
+        return plan_audit(
+            loaded,
+            sets,
+            config,
+            tokenizer=tokenizer,
+            calibration=calibration,
+            control=control,
+            batch_tokens=options.batch_tokens,
+        )
+
+
+def _config(options: Options) -> AuditConfig:
+    names = {field for field in AuditConfig.__dataclass_fields__} & set(Options.__dataclass_fields__)
+    plain = {name: getattr(options, name) for name in names - {"num_steps", "grid", "controls", "probes"}}
+    controls = None if options.controls == "all" else _listed(options.controls)
+    return AuditConfig(
+        **plain,
+        num_steps=options.num_steps or None,
+        controls=controls,
+        schedules=options.schedule,
+        probes=_listed(options.probes),
+    )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """The entries of a comma-separated list; "none" has none."""
+    return () if text in ("", NONE) else tuple(entry.strip() for entry in text.split(","))
+
+
+def _with_grid(config: AuditConfig, text: str, spec: Any) -> AuditConfig:
+    """The configuration with the grid that `--grid` asks for."""
+    if not text:
+        return config
+    steps = config.num_steps
+    units = full_plan(spec, steps[0] if steps and len(steps) == 1 else steps).M
+    if text == "all":
+        grid = tuple(range(1, units + 1))
+    else:
+        entries = [entry.strip() for entry in text.split(",")]
+        if not all(entry.isdecimal() and 1 <= int(entry) <= units for entry in entries):
+            raise ValueError(f"--grid must be whole numbers from 1 to {units}. Got {text!r}.")
+        grid = tuple(int(entry) for entry in entries)
+    return AuditConfig(**{**vars(config), "grid": grid})
+
+
+def named_paths(option: str, entries: Sequence[str]) -> dict[str, str]:
+    """NAME=PATH entries as a mapping; ValueError for another form or a name given twice."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, separator, path = entry.partition("=")
+        if not separator or not name or not path:
+            raise ValueError(f"{option} must be NAME=PATH. Got {entry!r}. Write text={entry}.")
+        if name in found:
+            raise ValueError(f"{option} must name every domain once. Got {name!r} twice. Choose another name.")
+        found[name] = path
+    return found
+
+
+def _read(option: str, sources: dict[str, str], text_field: str) -> dict[str, DocumentSet]:
+    return {
+        name: read_documents(path, text_field=text_field, option=f"{option} {name}={path}")
+        for name, path in sources.items()
+    }
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    with user_error(exit_codes.USAGE, (RuntimeError,)):
+        torch.empty(0, device=name)
+    return name
+
+
+def settings(plan: AuditPlan) -> dict[str, Any]:
+    """Flat names and values that the numbers depend on, for the manifest; the seed first."""
+    config = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(plan.config).items()}
+    return {"seed": config.pop("seed"), **config, **plan.identity}
+
+
+def manifest_facts(plan: AuditPlan, command: str) -> dict[str, Any]:
+    """What else the manifest says."""
+    return {
+        "config_hash": config_hash(plan.config),
+        "documents": {
+            name: {
+                "source": domain.source,
+                "evaluation": [document.content_key for document in domain.evaluation.documents],
+                "calibration": [document.content_key for document in domain.calibration.documents],
+            }
+            for name, domain in plan.domains.items()
+        },
+        "looplab": looplab.__version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "command": command,
+    }
+
+
+def _run(
+    plan: AuditPlan, options: Options, watcher: "ProgressLines", command: str, beside: Sequence[AuditResult]
+) -> AuditResult:
+    """Runs the audit and writes its files, the numbers last."""
+    ledgers: dict[str, Ledger] = {}
+    with (
+        watcher.shown(),
+        user_error(exit_codes.DATA, (DataError, NonFiniteError)),
+        user_error(exit_codes.SELF_TEST, (SelfTestError,)),
+        FolderTables(options.out, keep_tokens=not options.no_tokens) as tables,
+    ):
+        result = plan.run(tables=tables, watcher=watcher, ledgers=ledgers, command=command)
+        tables.finish()
+    write_atomic(options.out / LEDGER, dump_json({phase: ledger.to_dict() for phase, ledger in ledgers.items()}))
+    write_report(result, options.out, beside)
+    result.save(options.out)
+    return result
+
+
+def dry_run_lines(plan: AuditPlan) -> Iterator[str]:
+    """The schedule table and the exact counts of a run."""
+    yield from schedule_lines(plan.card, plan.subject.rows)
+    for name, domain in plan.domains.items():
+        for side, split in (("evaluation", domain.evaluation), ("calibration", domain.calibration)):
+            yield f"{name}: {len(split.documents)} {side} documents, {split.tokens:,} scored tokens"
+    subject = plan.subject
+    total = subject.minimal * plan.documents * subject.seeds
+    yield f"{subject.minimal} applications per document ({subject.naive} one by one), {total:,} in all"
+    yield f"{len(subject.words)} readouts per document, {subject.live_states} states held at once"
+
+
+def schedule_lines(card: ModelCard, rows: Sequence[ScheduleEntry]) -> Iterator[str]:
+    """The schedule map; rows that are not run say why."""
+    if card.dense:
+        yield DENSE_MESSAGE
+    yield f"{card.name}: {card.applications} applications, {card.units} units, kmid {card.kmid}"
+    for row in rows:
+        count = f"{row.applications} application{'s' if row.applications > 1 else ''}"
+        said = f"not identifiable: {row.reason}" if row.reason else count
+        yield f"  {row.name:<16} {said}"
+
+
+def progress_line(phase: str, domain: str, done: int, total: int, schedule: str, seconds: float) -> str:
+    """`[4/6] evaluate text  applications 18,432/25,600  72%  repeat(3)  1.9k/s  eta 0:04`."""
+    unit = "fits" if phase == "fit" else "applications"
+    head = f"[{PHASES.index(phase) + 1}/{len(PHASES)}] {phase}{f' {domain}' if domain else ''}"
+    if done == 0:
+        return head
+    rate = done / max(seconds, 1e-9)
+    speed = f"{rate / 1000:.1f}k/s" if rate >= 1000 else f"{rate:.1f}/s"
+    left = round((total - done) / rate)
+    share = f"{100 * done // total}%"
+    return f"{head}  {unit} {done:,}/{total:,}  {share}  {schedule}  {speed}  eta {left // 60}:{left % 60:02d}"
+
+
+class ProgressLines(Watcher):
+    """Progress on stderr: a line that is rewritten on a terminal, one line every ten seconds elsewhere."""
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None):
+        self._console = console or Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self._live = self._console.is_terminal
+        self._phase = ("", "")
+        self._started = self._last = 0.0
+        self._status: Any = None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """While the audit runs."""
+        with self._console.status("starting") as self._status:
+            yield
+
+    def planned(self, card: ModelCard, rows: Sequence[ScheduleEntry], minimal: int, naive: int) -> None:
+        for line, row in zip(schedule_lines(card, rows), [None] * (1 + card.dense) + list(rows), strict=True):
+            struck = row is not None and row.reason is not None
+            self._console.print(f"[strike dim]{escape(line)}[/]" if struck else escape(line))
+        self._console.print(f"{minimal} applications per document ({naive} one by one)")
+
+    def tested(self, test: SelfTest) -> None:
+        margin = "" if test.margin is None else f"  {test.margin:.1e} (limit {test.limit:g})"
+        note = f"  {test.note}" if test.note else ""
+        self._console.print(
+            f"[1/{len(PHASES)}] self-test {test.name} {escape(test.title)}{margin}{escape(note)}", markup=False
+        )
+
+    def advanced(self, phase: str, domain: str, done: int, total: int, schedule: str) -> None:
+        now = time.monotonic()
+        if (phase, domain) != self._phase:
+            self._phase, self._started, self._last = (phase, domain), now, now if done else 0.0
+        line = progress_line(phase, domain, done, total, schedule, now - self._started)
+        finished = done >= total or done == 0
+        if self._live and self._status is not None:
+            self._status.update(escape(line))
+        if finished or (not self._live and now - self._last >= 10):
+            self._last = now
+            self._console.print(line, markup=False)

@@ -1,0 +1,72 @@
+"""One audit per folder, one process at a time."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from looplab.audit.folder import AuditFolder, FolderBusyError
+
+SETTINGS = {"seed": 0, "documents": 200, "probes": ["temperature"], "model": "a" * 32}
+
+
+def exactly(message):
+    return f"^{re.escape(message)}$"
+
+
+def test_the_manifest_is_written_first(tmp_path):
+    with AuditFolder(tmp_path / "out") as folder:
+        assert folder.claim(SETTINGS, {"threads": 1}) is None
+    written = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert written == {"kind": "audit", "settings": SETTINGS, "threads": 1}
+
+
+def test_the_same_settings_may_claim_the_folder_again(tmp_path):
+    for _ in range(2):
+        with AuditFolder(tmp_path) as folder:
+            assert folder.claim(SETTINGS, {}) is None
+
+
+def test_other_settings_are_refused_with_every_difference(tmp_path):
+    with AuditFolder(tmp_path) as folder:
+        folder.claim(SETTINGS, {})
+        changed = {**SETTINGS, "seed": 1, "documents": 50, "probes": ["temperature", "affine"], "model": "b" * 32}
+        message = (
+            f"{tmp_path} holds an audit with other settings (seed 0 -> 1, documents 200 -> 50, "
+            "probes temperature -> temperature,affine, model aaaaaaaa -> bbbbbbbb). Use another --out or --fresh."
+        )
+        with pytest.raises(FolderBusyError, match=exactly(message)):
+            folder.claim(changed, {})
+
+
+def test_fresh_removes_what_the_other_audit_left_and_nothing_else(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "F1.svg").write_text("old")
+    (tmp_path / "results.json").write_text("old")
+    with AuditFolder(tmp_path) as folder:
+        folder.claim(SETTINGS, {})
+        assert folder.claim({**SETTINGS, "seed": 1}, {}, fresh=True) is None
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "manifest.json", "notes.txt"]
+    assert json.loads((tmp_path / "manifest.json").read_text())["settings"]["seed"] == 1
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"kind": "training"}')
+    with AuditFolder(tmp_path) as folder, pytest.raises(FolderBusyError, match=r"holds another run \(training\)"):
+        folder.claim(SETTINGS, {})
+
+
+def test_a_second_process_is_refused_with_the_number_of_the_first(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from looplab.audit.folder import AuditFolder\n"
+        "with AuditFolder(Path(sys.argv[1])): pass\n"
+    )
+    with AuditFolder(tmp_path):
+        other = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True)
+    assert other.returncode != 0
+    assert f"{tmp_path} is in use by process {os.getpid()}. Wait or choose another --out." in other.stderr
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)]).returncode == 0

@@ -1,0 +1,380 @@
+"""`looplab audit`: files, exit codes, and the message of every bad input."""
+
+import dataclasses
+import fcntl
+import json
+import re
+
+import pyarrow.parquet
+import pytest
+import torch
+
+from looplab.audit.protocol import AuditPlan
+from looplab.audit.result import AuditResult
+from looplab.cli import audit as command
+from looplab.cli import exit_codes, main
+from looplab.models.base import PRESETS, build
+from looplab.models.folder import save_folder
+from looplab.records import Finding, Level
+
+SMALL = [
+    "--replicates",
+    "1000",
+    "--max-tokens",
+    "24",
+    "--grid",
+    "1",
+    "--controls",
+    "none",
+    "--probes",
+    "none",
+    "--quiet",
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of tiny byte models: two blocks, one core, dense."""
+    home = tmp_path_factory.mktemp("models")
+    for name in ("tiny-blocks", "tiny-core", "tiny-dense"):
+        save_folder(home / name, build(dataclasses.replace(PRESETS[name](), vocab=259), seed=1))
+    return home
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "m.jsonl"
+    lines = [json.dumps({"text": f"document {i} says {i * i} and {i * 7919 % 1000}"}) for i in range(60)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(models, text, tmp_path_factory):
+    """A finished audit: its folder and its command line."""
+    out = tmp_path_factory.mktemp("finished") / "audit-out"
+    argv = [str(models / "tiny-blocks"), "--data", f"math={text}", *SMALL, "--out", str(out)]
+    assert main(["audit", *argv]) == exit_codes.DONE
+    return out, argv
+
+
+def failed(capsys, code, *argv):
+    """The one line on stderr of a command that ends with `code`."""
+    assert main(["audit", *map(str, argv)]) == code
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_finished_audit_has_all_its_files(finished):
+    out, _ = finished
+    names = {path.name for path in out.iterdir()}
+    assert names >= {
+        "report.html", "results.json", "ledger.json", "tables.tex", "tokens.parquet", "documents.parquet", "probes",
+        "figures", "manifest.json",
+    }  # fmt: skip
+    assert not [name for name in names if name.endswith(".partial") or name.startswith(".tables")]
+    result = AuditResult.load(out)
+    assert result.domains[0].name == "math"
+    tokens = pyarrow.parquet.read_table(out / "tokens.parquet")
+    assert len(tokens) == len(result.domains[0].schedules) * result.domains[0].documents.evaluation_tokens
+    documents = pyarrow.parquet.read_table(out / "documents.parquet")
+    assert len(documents) == len(result.domains[0].schedules) * result.domains[0].documents.evaluation
+    ledger = json.loads((out / "ledger.json").read_text())
+    assert ledger["evaluate"]["row_applications"] == result.counts.applications
+    assert ledger["evaluate"]["seconds"]["evaluate"] > 0
+
+
+def test_the_results_hold_no_time_and_no_absolute_path_but_the_command(finished):
+    out, argv = finished
+    data = json.loads((out / "results.json").read_text())
+    assert data.pop("command").startswith("looplab audit ")
+    data["domains"][0]["documents"].pop("source")
+    assert str(out.parent.parent) not in json.dumps(data)
+    assert "seconds" not in json.dumps(data)
+    assert data["model"]["name"] == "tiny-blocks"
+    assert argv
+
+
+def test_the_same_command_prints_again_without_running(finished, capsys, monkeypatch):
+    out, argv = finished
+    monkeypatch.setattr(AuditPlan, "run", lambda *_, **__: pytest.fail("it ran again"))
+    before = (out / "results.json").read_bytes()
+    assert main(["audit", *argv]) == exit_codes.DONE
+    printed = capsys.readouterr().out
+    assert printed.startswith("audit of tiny-blocks\nOn math, 8 applications instead of 1 lower the loss by ")
+    assert printed.rstrip().endswith(f"Report: {out / 'report.html'}")
+    assert (out / "results.json").read_bytes() == before
+
+
+def test_other_settings_in_the_same_folder_are_refused(finished, capsys):
+    out, argv = finished
+    message = failed(capsys, exit_codes.BUSY, *argv, "--seed", "1", "--documents", "50")
+    assert message == (
+        f"audit: {out} holds an audit with other settings (seed 0 -> 1, documents 200 -> 50). "
+        "Use another --out or --fresh."
+    )
+
+
+def test_fresh_starts_over(models, text, tmp_path, capsys):
+    argv = [str(models / "tiny-core"), "--data", f"math={text}", *SMALL, "--out", str(tmp_path), "--no-tokens"]
+    assert main(["audit", *argv]) == exit_codes.DONE
+    assert main(["audit", *argv, "--seed", "1", "--fresh"]) == exit_codes.DONE
+    assert AuditResult.load(tmp_path).config.seed == 1
+    assert not (tmp_path / "tokens.parquet").exists()
+    assert "not identifiable (takes the whole gap by construction)" in capsys.readouterr().out
+
+
+def test_an_interrupted_audit_leaves_the_manifest_and_nothing_else(models, text, tmp_path, capsys, monkeypatch):
+    def interrupted(self, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AuditPlan, "run", interrupted)
+    argv = [str(models / "tiny-core"), "--data", f"math={text}", *SMALL, "--out", str(tmp_path)]
+    assert main(["audit", *argv]) == exit_codes.INTERRUPTED
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "manifest.json"]
+
+
+def test_a_folder_in_use_is_refused(models, text, tmp_path, capsys):
+    (tmp_path / ".lock").write_text("4121")
+    with open(tmp_path / ".lock") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        argv = [models / "tiny-core", "--data", f"math={text}", *SMALL, "--out", tmp_path]
+        message = failed(capsys, exit_codes.BUSY, *argv)
+    assert message == f"audit: {tmp_path} is in use by process 4121. Wait or choose another --out."
+
+
+def test_a_dry_run_counts_and_runs_nothing(models, text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(AuditPlan, "run", lambda *_, **__: pytest.fail("it ran"))
+    argv = [str(models / "tiny-blocks"), "--data", f"math={text}", "--controls", "suffix", "--dry-run"]
+    assert main(["audit", *argv, "--out", str(tmp_path / "none")]) == exit_codes.DONE
+    printed = capsys.readouterr().out
+    assert "64 applications per document (120 one by one), 3,840 in all" in printed
+    assert "22 readouts per document, 2 states held at once" in printed
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_dense_model_is_audited_with_its_own_message(models, text, tmp_path, capsys):
+    argv = [str(models / "tiny-dense"), "--data", f"math={text}", "--replicates", "1000", "--probes", "none"]
+    assert main(["audit", *argv, "--quiet", "--max-tokens", "24", "--out", str(tmp_path)]) == exit_codes.DONE
+    assert "This model has no repeated block; running the dense interventions only." in capsys.readouterr().out
+
+
+def test_findings_decide_the_exit_code_where_asked(finished):
+    result = AuditResult.load(finished[0])
+    quiet = dataclasses.replace(result, findings=())
+    warned = dataclasses.replace(result, findings=(Finding(kind="audit.x", level=Level.WARNING, message=""),))
+    broken = dataclasses.replace(result, findings=(Finding(kind="audit.x", level=Level.FAILURE, message=""),))
+    codes = {
+        level: [command.exit_code(r, level) for r in (quiet, warned, broken)]
+        for level in ("none", "warning", "failure")
+    }
+    assert codes == {"none": [0, 0, 0], "warning": [0, 6, 6], "failure": [0, 0, 6]}
+
+
+def test_fail_on_ends_with_six(finished):
+    _, argv = finished
+    assert main(["audit", *argv, "--fail-on", "warning"]) == exit_codes.FINDING
+
+
+def test_progress_is_told_line_by_line_without_a_terminal(models, text, tmp_path, capsys):
+    argv = [a for a in SMALL if a != "--quiet"]
+    full = [str(models / "tiny-core"), "--data", f"math={text}", *argv, "--out", str(tmp_path)]
+    assert main(["audit", *full]) == exit_codes.DONE
+    told = capsys.readouterr().err
+    assert "repeat(1)        not identifiable: the block has no iteration index" in told
+    assert re.search(r"\[1/6\] self-test T2 rollout equals the model's forward +[0-9.e+-]+ \(limit 1e-05\)", told)
+    assert re.search(r"\[4/6\] evaluate math  applications [\d,]+/[\d,]+  100%  full  ", told)
+
+
+def test_a_progress_line_says_how_far_and_how_long():
+    line = command.progress_line("evaluate", "text", 18_432, 25_600, "repeat(3)", 9.7)
+    assert line == "[4/6] evaluate text  applications 18,432/25,600  72%  repeat(3)  1.9k/s  eta 0:04"
+    assert command.progress_line("statistics", "", 0, 1, "", 0.0) == "[6/6] statistics"
+
+
+BAD_OPTIONS = {
+    ("--grid", "0,4,9"): "--grid must be whole numbers from 1 to 8. Got '0,4,9'.",
+    ("--grid", "x"): "--grid must be whole numbers from 1 to 8. Got 'x'.",
+    ("--num-steps", "12"): (
+        "--num-steps 12 needs iteration indices 4..11, but the model has 4. Use --num-steps 4 or fewer."
+    ),
+    ("--replicates", "50"): "--replicates must be at least 1000. Got 50.",
+    ("--probes", "lens"): "--probes must be names out of temperature, affine. Got 'lens'.",
+    ("--level", "1.5"): "--level must be between 0 and 1. Got 1.5.",
+    ("--margin-nats", "0"): "--margin-nats must be greater than 0. Got 0.0.",
+    ("--init-seeds", "0"): "--init-seeds must be at least 1. Got 0.",
+    ("--batch-tokens", "0"): "--batch-tokens must be at least 1. Got 0.",
+    ("--data", "m.jsonl"): "--data must be NAME=PATH. Got 'm.jsonl'. Write text=m.jsonl.",
+    ("--schedule", "[0.0 9.9]"): "schedule [0.0 9.9] names block 9, but the model has blocks 0..1.",
+}
+
+
+@pytest.mark.parametrize("options", BAD_OPTIONS, ids=" ".join)
+def test_a_bad_option_is_refused_by_name(models, text, tmp_path, capsys, options):
+    out = tmp_path / "out"
+    extra = () if options[0] == "--data" else ("--data", f"math={text}")
+    message = failed(capsys, exit_codes.USAGE, models / "tiny-blocks", *extra, *options, "--out", out)
+    assert message == f"audit: {BAD_OPTIONS[options]}"
+    assert not out.exists()
+
+
+def test_a_misspelt_schedule_is_answered_with_a_suggestion(models, text, tmp_path, capsys):
+    argv = [models / "tiny-blocks", "--data", f"math={text}", "--schedule", "repaet(2)", "--out", tmp_path / "out"]
+    message = failed(capsys, exit_codes.USAGE, *argv)
+    assert message.startswith(
+        "audit: cannot read schedule 'repaet(2)'. Did you mean 'repeat(2)'? Forms: full, prefix(k), "
+    )
+    assert message.endswith(" or [0.0 0.1].")
+
+
+def test_max_tokens_beyond_the_trained_context_is_refused(models, text, tmp_path, capsys):
+    context = build(PRESETS["tiny-blocks"](), device="meta").spec.max_positions
+    if context is None:
+        pytest.skip("the preset has no trained context")
+    argv = [models / "tiny-blocks", "--data", f"math={text}", "--max-tokens", context + 1, "--out", tmp_path / "out"]
+    message = failed(capsys, exit_codes.USAGE, *argv)
+    assert message == f"audit: --max-tokens must be at most {context}, the trained context. Got {context + 1}."
+
+
+def test_one_application_cannot_be_audited(models, text, tmp_path, capsys):
+    argv = [models / "tiny-core", "--data", f"math={text}", "--num-steps", 1, "--out", tmp_path / "out"]
+    message = failed(capsys, exit_codes.MODEL, *argv)
+    assert message == "audit: the full plan must have at least 2 applications. Got 1. Pass --num-steps 2 or more."
+
+
+def test_an_unknown_model_is_refused(tmp_path, capsys):
+    message = failed(capsys, exit_codes.MODEL, "hugin", "--out", tmp_path / "out")
+    assert message.startswith("audit: MODEL must be a checkpoint folder or a built-in name. Got 'hugin'.")
+
+
+def test_pickled_weights_are_refused(models, tmp_path, capsys):
+    folder = tmp_path / "X"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((models / "tiny-core" / "config.json").read_bytes())
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    message = failed(capsys, exit_codes.MODEL, folder, "--out", tmp_path / "out")
+    assert "weights must be safetensors" in message
+    assert f"looplab convert {folder}" in message
+
+
+def data(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return f"math={path}"
+
+
+def test_a_missing_file_is_refused(models, tmp_path, capsys):
+    message = failed(capsys, exit_codes.DATA, models / "tiny-core", "--data", "math=m.jsonl", "--out", tmp_path / "out")
+    assert message == "audit: --data math=m.jsonl: no such file. Give a .txt, .jsonl or .parquet path."
+
+
+def test_a_broken_line_is_refused(models, tmp_path, capsys):
+    lines = ['{"text": "a"}'] * 16 + ['{"body": "b"}']
+    given = data(tmp_path / "m.jsonl", "\n".join(lines))
+    message = failed(capsys, exit_codes.DATA, models / "tiny-core", "--data", given, "--out", tmp_path / "out")
+    assert message == (
+        f"audit: {tmp_path / 'm.jsonl'} line 17 must be a JSON object with a string 'text'. Got keys ['body']. "
+        "Rename the field or use --text-field."
+    )
+
+
+def test_a_file_that_is_not_utf8_is_refused(models, tmp_path, capsys):
+    given = data(tmp_path / "m.txt", b"a" * 1032 + b"\xff")
+    message = failed(capsys, exit_codes.DATA, models / "tiny-core", "--data", given, "--out", tmp_path / "out")
+    assert message == f"audit: {tmp_path / 'm.txt'} must be UTF-8. Byte 0xff at offset 1032. Re-encode the file."
+
+
+def test_too_few_documents_are_refused(models, tmp_path, capsys):
+    lines = [json.dumps({"text": f"text number {i}"}) for i in range(13)]
+    given = data(tmp_path / "m.jsonl", "\n".join([*lines, *lines[:4], '{"text": ""}']))
+    message = failed(capsys, exit_codes.DATA, models / "tiny-core", "--data", given, "--out", tmp_path / "out")
+    assert re.fullmatch(
+        r"audit: domain math needs 20 evaluation and 10 calibration documents\. Got \d+ and \d+ after removing 4 "
+        r"duplicates and 1 empty\. Add text or split it by blank lines\.",
+        message,
+    )
+
+
+def test_shared_documents_are_refused(models, text, tmp_path, capsys):
+    lines = [json.dumps({"text": f"calibration {i}"}) for i in range(11)]
+    lines += text.read_text().splitlines()[:3]
+    other = data(tmp_path / "c.jsonl", "\n".join(lines))
+    argv = [models / "tiny-core", "--data", f"math={text}", "--calibration", other, "--out", tmp_path / "out"]
+    message = failed(capsys, exit_codes.DATA, *argv)
+    assert message == (
+        "audit: 3 calibration documents also occur in evaluation (first: line 12). Remove them or drop --calibration."
+    )
+
+
+def test_calibration_for_another_domain_is_refused(models, text, tmp_path, capsys):
+    argv = [models / "tiny-core", "--data", f"math={text}", "--calibration", f"web={text}", "--out", tmp_path / "out"]
+    message = failed(capsys, exit_codes.USAGE, *argv)
+    assert message == "audit: --calibration must name a domain of --data (math). Got 'web'."
+
+
+def test_prompts_that_fill_the_window_are_refused(models, tmp_path, capsys):
+    lines = [json.dumps({"text": f"t{i}", "prompt": "p" * 24}) for i in range(200)]
+    given = data(tmp_path / "m.jsonl", "\n".join(lines))
+    argv = [models / "tiny-core", "--data", given, "--max-tokens", 24, "--out", tmp_path / "out"]
+    message = failed(capsys, exit_codes.DATA, *argv)
+    assert message == (
+        "audit: all 200 documents of math have prompts of 24 tokens or more. Raise --max-tokens or shorten prompts."
+    )
+
+
+def test_a_tokenizer_of_another_model_is_refused(text, tmp_path, capsys):
+    save_folder(tmp_path / "small", build(PRESETS["tiny-core"](), seed=1))
+    message = failed(
+        capsys,
+        exit_codes.DATA,
+        tmp_path / "small",
+        "--data",
+        f"math={text}",
+        "--tokenizer",
+        "bytes",
+        "--out",
+        tmp_path / "o",
+    )
+    assert re.fullmatch(
+        r"audit: token id \d+ is outside the model's vocabulary of 64\. The tokenizer belongs to another model\.",
+        message,
+    )
+
+
+def test_weights_that_give_no_finite_number_are_refused(models, text, tmp_path, capsys, monkeypatch):
+    original = AuditPlan.run
+
+    def with_broken_weights(self, **more):
+        with torch.no_grad():
+            next(self.opened.model.parameters()).fill_(float("inf"))
+        return original(self, **more)
+
+    monkeypatch.setattr(AuditPlan, "run", with_broken_weights)
+    argv = [models / "tiny-core", "--data", f"math={text}", *SMALL, "--out", tmp_path]
+    message = failed(capsys, exit_codes.DATA, *argv)
+    assert re.fullmatch(
+        r"audit: the full plan gives non-finite logits \(first: document \d+, position 1\)\. Try --dtype float32\.",
+        message,
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "manifest.json"]
+
+
+def test_a_failed_self_test_prints_no_result(models, text, tmp_path, capsys, monkeypatch):
+    original = AuditPlan.run
+
+    def with_wrong_forward(self, **more):
+        model = self.opened.model
+        head, calls = model.head, []
+
+        def drifting(hidden):
+            calls.append(1)
+            return head(hidden) + 0.31 * len(calls)
+
+        object.__setattr__(model, "head", drifting)
+        return original(self, **more)
+
+    monkeypatch.setattr(AuditPlan, "run", with_wrong_forward)
+    argv = [models / "tiny-core", "--data", f"math={text}", *SMALL, "--out", tmp_path]
+    assert main(["audit", *map(str, argv)]) == exit_codes.SELF_TEST
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.match(r"audit: self-test T1 failed: .* by [\d.]+ \(limit 1e-05\)\. No result is printed\.", printed.err)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "manifest.json"]

@@ -1,0 +1,250 @@
+"""Closed forms are those of a linear core h' = A h + B e with loss v.h_T: dL/dB = sum over i < T of (A^T)^i v e^T."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.zoo import noise, tiny, tokens
+from looplab.recurrence import state as states
+from looplab.recurrence.gradient import (
+    GRADIENT_STRATEGIES,
+    CheckpointApplication,
+    FullBPTT,
+    SegmentedDetach,
+    TruncatedBPTT,
+)
+from looplab.recurrence.loop import run_plan
+from looplab.recurrence.plan import ModelLoop, Plan
+from looplab.recurrence.trace import Recorder
+from tiny import Mixing
+from tolerances import EXACT, TWIN
+
+DIM = 6
+STEPS = 7
+strategies = (
+    st.just(FullBPTT())
+    | st.integers(1, 12).map(lambda n: TruncatedBPTT(window=n))
+    | st.integers(1, 12).map(lambda n: SegmentedDetach(every=n))
+)
+
+
+def linear_core():
+    """A = 0.9 * rotation, B, e, v, h_0."""
+    make = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=make, dtype=torch.float64)  # noqa: E731
+    a = 0.9 * torch.linalg.qr(draw(DIM, DIM)).Q
+    return a, draw(DIM, DIM).requires_grad_(), draw(DIM), draw(DIM), draw(DIM).requires_grad_()
+
+
+def chain(steps):
+    return ModelLoop(num_steps=steps).plan(steps, 1)
+
+
+def term(a, v, e, i):
+    return torch.outer(torch.linalg.matrix_power(a.T, i) @ v, e)
+
+
+def walked(strategy, steps=STEPS):
+    """dL/dB and dL/dh_0, with a loss v.h at the end of every segment."""
+    a, b, e, v, h = linear_core()
+    step = strategy.wrap(lambda h, e: a @ h + b @ e)
+    losses = []
+    strategy.walk(chain(steps), lambda h, block, t: step(h, e), h, lambda h, done: losses.append(v @ h))
+    return torch.autograd.grad(sum(losses), (b, h), allow_unused=True)
+
+
+def test_full_back_propagation_has_the_whole_sum():
+    a, _, e, v, _ = linear_core()
+    gradient, start = walked(FullBPTT())
+    torch.testing.assert_close(gradient, sum(term(a, v, e, i) for i in range(STEPS)), **TWIN)
+    torch.testing.assert_close(start, torch.linalg.matrix_power(a.T, STEPS) @ v, **TWIN)
+
+
+@pytest.mark.parametrize("window", [1, 3, 6])
+def test_truncation_has_the_terms_inside_the_window(window):
+    a, _, e, v, _ = linear_core()
+    gradient, start = walked(TruncatedBPTT(window=window))
+    torch.testing.assert_close(gradient, sum(term(a, v, e, i) for i in range(window)), **TWIN)
+    assert start is None
+
+
+@pytest.mark.parametrize("every", [1, 3, 7])
+def test_segments_have_the_terms_inside_each_segment(every):
+    a, _, e, v, _ = linear_core()
+    gradient, _ = walked(SegmentedDetach(every=every))
+    lengths = [min(every, STEPS - start) for start in range(0, STEPS, every)]
+    torch.testing.assert_close(gradient, sum(term(a, v, e, i) for n in lengths for i in range(n)), **TWIN)
+
+
+@pytest.mark.parametrize("window", [STEPS, STEPS + 1, 100])
+def test_a_window_over_everything_is_full_back_propagation_to_the_bit(window):
+    for one, other in zip(walked(TruncatedBPTT(window=window)), walked(FullBPTT()), strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
+
+
+@pytest.mark.parametrize(
+    "inner", [FullBPTT(), TruncatedBPTT(window=3), SegmentedDetach(every=3)], ids=lambda s: type(s).__name__
+)
+def test_recomputation_changes_no_bit(inner):
+    for one, other in zip(walked(CheckpointApplication(inner=inner)), walked(inner), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, **EXACT)
+
+
+@given(strategies, st.integers(0, 20))
+def test_segments_cover_the_plan_once_and_the_window_is_min_of_window_and_length(strategy, length):
+    segments = strategy.segments(length)
+    assert [s.start for s in segments] == [0, *(s.stop for s in segments[:-1])]
+    assert segments[-1].stop == length
+    with_gradient = strategy.gradient_count(length)
+    without = sum(s.stop - s.start for s in segments if not s.gradient)
+    assert with_gradient + without == length
+    assert with_gradient == (min(strategy.window, length) if isinstance(strategy, TruncatedBPTT) else length)
+    again = CheckpointApplication(inner=strategy)
+    assert again.segments(length) == segments
+    assert (strategy.recomputes, again.recomputes) == (False, True)
+
+
+def test_segment_ends_are_announced_before_the_cut_and_windows_only_where_gradient_flows():
+    ended = []
+    start = torch.ones(1, requires_grad=True)
+    step = lambda h, block, t: h * 1  # noqa: E731
+    SegmentedDetach(every=3).walk(chain(7), step, start, lambda h, done: ended.append((done, h.requires_grad)))
+    TruncatedBPTT(window=2).walk(chain(7), step, start, lambda h, done: ended.append((done, h.requires_grad)))
+    # Later segments start from detached states, and nothing here but the state has a gradient.
+    assert ended == [(3, True), (6, False), (7, False), (7, False)]
+
+
+def test_nothing_carries_gradient_under_no_grad():
+    with torch.no_grad():
+        assert not FullBPTT().walk(chain(2), lambda h, block, t: h * 1, torch.ones(1, requires_grad=True)).requires_grad
+
+
+def test_a_run_in_segments_needs_somebody_who_reads_their_ends():
+    model = Mixing(blocks=1, steps=5)
+    context = model.encode(torch.zeros(1, 3, dtype=torch.long))
+    state = model.init_state(context, None)
+    with pytest.raises(ValueError) as caught:
+        run_plan(model, chain(5), context, state, gradient=SegmentedDetach(every=2))
+    assert str(caught.value) == (
+        "SegmentedDetach(every=2) needs a loss after 2, 4, 5 applications; nothing reads the states there. "
+        "Give on_segment_end or a recorder that keeps states, or use TruncatedBPTT"
+    )
+    with torch.no_grad():
+        run_plan(model, chain(5), context, state, gradient=SegmentedDetach(every=2))
+    run_plan(model, chain(2), context, state, gradient=SegmentedDetach(every=2))
+    recorder = Recorder()
+    run_plan(model, chain(5), context, state, gradient=SegmentedDetach(every=2), recorder=recorder)
+    assert all(recorder.states[end].requires_grad for end in (2, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TruncatedBPTT(window=0), "TruncatedBPTT.window must be at least 1. Got 0."),
+        (lambda: SegmentedDetach(every=0), "SegmentedDetach.every must be at least 1. Got 0."),
+        (
+            lambda: CheckpointApplication(inner=CheckpointApplication()),
+            "CheckpointApplication.inner must be another strategy. Got CheckpointApplication.",
+        ),
+    ],
+)
+def test_impossible_windows_are_refused(make, message):
+    with pytest.raises(ValueError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_every_registered_strategy_is_tested_here():
+    assert set(GRADIENT_STRATEGIES) == {"full", "truncated", "segmented", "checkpoint"}
+
+
+@pytest.fixture(scope="module")
+def stage():
+    """A model, its context and its first state: 2 rows of 16 tokens."""
+    model = tiny("tiny-core", dtype=torch.float32)
+    context = model.encode(tokens(model, 2, 16))
+    context = context._replace(embeds=context.embeds.detach(), injected=context.injected.detach().requires_grad_())
+    return model, context, model.init_state(context, noise(model, context.positions, dtype=torch.float32))
+
+
+def saved_bytes(stage, strategy, steps):
+    """Bytes that autograd holds after `steps` applications: unique storages without parameters and context."""
+    model, context, state = stage
+    known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *states.leaves(context))}
+    held = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            held[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        end = run_plan(model, chain(steps), context, state, gradient=strategy)
+    total = sum(storage.nbytes() for storage in held.values())
+    del end
+    return total
+
+
+@pytest.mark.parametrize("steps", [2, 8])
+def test_held_activations_are_those_of_the_window_and_never_depend_on_what_runs_before(stage, steps):
+    state_bytes = math.prod(stage[2].shape) * 4
+    one = saved_bytes(stage, FullBPTT(), 1)  # A
+    assert one > 10 * state_bytes
+    assert saved_bytes(stage, FullBPTT(), steps) == pytest.approx(steps * one, rel=0.02)
+    for window in (1, 2, 4):
+        g = min(window, steps)
+        truncated = TruncatedBPTT(window=window)
+        assert saved_bytes(stage, truncated, steps) == pytest.approx(g * one, rel=0.02)
+        # g*S while the forward pass goes on; the A of one application comes on top going back, see the next test.
+        checkpointed = saved_bytes(stage, CheckpointApplication(inner=truncated), steps)
+        assert checkpointed == pytest.approx(g * state_bytes, rel=0.02)
+    assert saved_bytes(stage, CheckpointApplication(), steps) == pytest.approx(steps * state_bytes, rel=0.02)
+
+
+def test_going_back_one_application_is_recomputed_at_a_time(stage, monkeypatch):
+    model, context, state = stage
+    events, recorder = [], Recorder()
+    original = model.step
+
+    def step(s, c, block, iteration, *args, **options):
+        events.append(("run", int(iteration[0])))
+        return original(s, c, block, iteration, *args, **options)
+
+    monkeypatch.setattr(model, "step", step)
+    strategy = CheckpointApplication(inner=TruncatedBPTT(window=3))
+    end = run_plan(model, chain(5), context, state, gradient=strategy, recorder=recorder)
+    assert events == [("run", t) for t in range(5)]
+    for k in (3, 4):  # the gradient at the input of application k: its interior has been used up
+        recorder.states[k].register_hook(lambda gradient, k=k: events.append(("through", k)))
+    del events[:]
+    end.sum().backward()
+    assert events == [("run", 4), ("through", 4), ("run", 3), ("through", 3), ("run", 2)]
+
+
+def test_records_keep_their_gradient_under_recomputation():
+    class Recording(Mixing):
+        def step(self, state, context, block, iteration, cache=None, *, record=None):
+            new = super().step(state, context, block, iteration, cache)
+            if record is not None:
+                record["speed"] = (new - state).square().mean(dim=(1, 2))
+            return new
+
+    found = []
+    for strategy in (FullBPTT(), CheckpointApplication()):
+        model = Recording(blocks=1, dtype=torch.float64)
+        context = model.encode(torch.tensor([[0, 1, 2], [3, 4, 5]]))
+        recorder = Recorder(keep_records=True, keep_states=False)
+        plan = Plan.parse("[0.0 0.1 0.2]")
+        run_plan(model, plan, context, model.init_state(context, None), gradient=strategy, recorder=recorder)
+        assert [list(record) for record in recorder.records] == [["speed"]] * 3
+        total = sum(record["speed"].sum() for record in recorder.records)
+        found.append(torch.autograd.grad(total, [model.inner, model.across, model.index]))
+    for one, other in zip(*found, strict=True):
+        assert one.any()
+        torch.testing.assert_close(one, other, **EXACT)

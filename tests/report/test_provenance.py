@@ -1,0 +1,49 @@
+import pytest
+
+from looplab.report import provenance
+from looplab.report.keyed import Keyed
+from report.sample import CASES, two_blocks
+
+TABLES = ("model_card", "documents", "schedules", "self_tests", "findings", "totals", "phases", "settings", "versions")
+
+
+def rows(table):
+    return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=list(CASES))
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_is_as_wide_as_the_head(table, make):
+    found = getattr(provenance, table)(Keyed(make()))
+    assert {len(row) for row in found.rows} <= {len(found.columns)}
+
+
+def test_the_model_card_holds_parameters_and_their_groups():
+    found = rows(provenance.model_card(Keyed(two_blocks())))
+    assert found["parameters"] == ["458,752", "embedding: 32,768, prelude: 262,144, core: 131,072, head: 32,768"]
+    assert "block 1" in found
+
+
+def test_documents_have_one_column_per_domain():
+    table = provenance.documents(Keyed(two_blocks(domains=("text", "code"))))
+    assert table.columns == ("quantity", "text", "code")
+    assert rows(table)["scored evaluation tokens"] == ["101,422", "101,422"]
+
+
+def test_the_counts_show_what_sharing_saves():
+    result = two_blocks()
+    found = rows(provenance.totals(Keyed(result)))
+    assert found["applications per document, shared walk"] == [str(result.counts.minimal_applications)]
+    assert found["applications per document, one schedule at a time"] == [str(result.counts.naive_applications)]
+
+
+def test_warnings_stand_out_among_findings():
+    tones = [row[0].tone for row in provenance.findings(Keyed(two_blocks())).rows]
+    assert tones == ["", "warning"]
+
+
+def test_every_setting_is_listed_with_its_key():
+    result = two_blocks()
+    table = provenance.settings(Keyed(result))
+    assert rows(table)["probes"] == ["temperature, affine"]
+    assert {row[1].path for row in table.rows} >= {"config.seed", "config.margin_nats", "config.grid"}
