@@ -111,7 +111,7 @@ def test_a_kind_may_be_left_out_where_one_class_is_possible():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rat": 1.0}, "Unknown key 'rat' in Run. Did you mean 'rate'? Known: law, schedule"),
+        ({"rat": 1.0}, "Unknown config key 'rat' for Run. Did you mean 'rate'? Known: law, schedule"),
         ({"law": {"kind": "FixdLaw", "steps": 1}}, "Unknown choice 'FixdLaw' for Run.law. Did you mean 'FixedLaw'?"),
         ({"law": {"steps": 1}}, "Key 'kind' of Run.law is missing. Known: FixedLaw, NestedLaw."),
         ({"law": {"kind": "FixedLaw"}}, "Key 'steps' of Run.law is missing. FixedLaw has no default for it."),
@@ -119,7 +119,7 @@ def test_a_kind_may_be_left_out_where_one_class_is_possible():
         ({"schedule": {}}, "Key 'kind' of Run.schedule is missing."),
         (
             {"law": {"kind": "NestedLaw", "inner": {"kind": "FixedLaw", "step": 1}}},
-            "Unknown key 'step' in Run.law.inner. Did you mean 'steps'? Known: steps.",
+            "Unknown config key 'step' for Run.law.inner. Did you mean 'steps'? Known: steps.",
         ),
     ],
 )

@@ -69,7 +69,7 @@ def from_dict(cls: type[C], data: Any, *, path: str = "") -> C:
     for key in data:
         if key != KIND and key not in fields:
             known = ", ".join(fields)
-            raise KeyError(f"Unknown key {key!r} in {where}.{did_you_mean(str(key), fields)} Known: {known}.")
+            raise KeyError(f"Unknown config key {key!r} for {where}.{did_you_mean(str(key), fields)} Known: {known}.")
     values = {}
     for name, field in fields.items():
         if name in data:

@@ -241,6 +241,34 @@ def test_document_weighting_reaches_the_temperature():
     assert losses.points["temperature", "full"] == pytest.approx(by_hand, rel=1e-13)
 
 
+@pytest.mark.parametrize("weighting", ["token", "document"])
+def test_replicates_follow_the_expansion_but_where_they_were_refitted(weighting):
+    random = np.random.default_rng(0)
+    documents, replicates = 6, 5
+    tokens = random.integers(3, 40, size=documents).astype(float)
+    loss, first, second, third = random.uniform(1, 2, size=(4, documents)) * tokens
+    refits = TemperatureReplicates(
+        beta=1.0,
+        status="converged",
+        betas=1 + random.uniform(-0.1, 0.1, size=replicates),
+        exact=np.array([0, 3]),
+        difference=0.0,
+    )
+    exact = random.uniform(1, 2, size=(documents, 2)) * tokens[:, None]
+    at_fit = DocumentSums(loss=loss, first=first, second=second, third=third, tokens=tokens)
+    table = ScheduleSums(raw=loss, temperature=TemperatureSums(at_fit=at_fit, exact=exact, replicates=refits))
+    draws = evaluation_draws(documents, replicates)
+    found = bootstrap_losses({"full": table}, draws, tokens=tokens, weighting=weighting)
+    size = tokens if weighting == "document" else np.ones(documents)
+    for row, step in enumerate(refits.betas - 1):
+        value = loss + step * first + step**2 / 2 * second + step**3 / 6 * third
+        if row in (0, 3):
+            value = exact[:, [0, 3].index(row)]
+        weights = draws.counts[row] / size
+        expected = (weights * value).sum() / (weights * tokens).sum()
+        assert found.replicates["temperature", "full"][row] == pytest.approx(expected, rel=1e-12)
+
+
 def test_seed_values_follow_the_same_combination():
     tables = {
         "full": dataclasses.replace(fixed_table(0), seeds={"raw": (1.0, 1.2)}),

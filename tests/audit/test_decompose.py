@@ -106,6 +106,9 @@ def test_a_small_effect_is_negligible_only_inside_the_margin():
     part = split(tight)[0].part("distinct")
     assert part.equivalent
     assert part.word.startswith("negligible (equivalent to zero within 0.020 nats)")
+    loose = split()[0].part("distinct")
+    assert abs(loose.nats.value) < 0.02 < loose.nats.high90
+    assert not loose.equivalent, "a small value with a wide interval is no evidence of zero"
     strict = dataclasses.replace(CONFIG, margin_nats=0.004)
     assert not split(tight, config=strict)[0].part("distinct").equivalent
 

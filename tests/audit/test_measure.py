@@ -6,10 +6,21 @@ import torch
 
 import tolerances
 from looplab.audit.config import AuditConfig
-from looplab.audit.documents import prepare
-from looplab.audit.measure import FULL, Subject, Table, Work, calibrate, counting_head, evaluate, schedule_sums
+from looplab.audit.documents import Split, prepare
+from looplab.audit.measure import (
+    FULL,
+    Subject,
+    Table,
+    Work,
+    calibrate,
+    counting_head,
+    evaluate,
+    schedule_sums,
+    walk_batch,
+)
 from looplab.audit.runner import Runner
 from looplab.audit.schedules import default_schedules, full_plan, schedule_map
+from looplab.models.base import PRESETS, build
 from looplab.recurrence.ledger import Ledger
 from tiny import LetterTokenizer, Mixing, letters
 
@@ -116,3 +127,38 @@ def test_progress_ends_at_the_exact_total(domain):
         assert [t for p, _, t in told if p == phase] == [total] * sum(p == phase for p, _, _ in told)
         assert max(done for p, done, _ in told if p == phase) == total
     assert [entry for entry in told if entry[0] == "fit"][-1][1:] == (len(plain.words), len(plain.words))
+
+
+EXPECTED_UNITS = {
+    "tiny-blocks": (8, 4),
+    "tiny-core": (4, 4),
+    "tiny-dense": (3, 1),
+    "tiny-layer-loop": (6, 2),
+    "tiny-no-envelope": (4, 4),
+    "tiny-two-level": (2, 2),
+}
+"""Units and kmid of every preset, counted by hand from its order."""
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_schedule_of_the_shared_walk_equals_a_run_of_its_own(domain, preset):
+    """float64, ragged documents in one padded batch, against each document alone through a plain loop."""
+    model = build(PRESETS[preset](), dtype=torch.float64)
+    full = full_plan(model.spec)
+    assert (full.M, full.kmid) == EXPECTED_UNITS[preset]
+    whole = Subject(Runner(model), full, schedule_map(full, default_schedules(full)), 1)
+    split = Split(domain.evaluation.documents[:3])
+    (batch,) = split.batches(10_000)
+    assert batch.valid is not None
+    shared = {}
+    walk_batch(whole, batch, 0, Ledger(), {}, shared.__setitem__)
+    assert set(shared) == set(whole.words)
+    for name, (plan, _) in whole.words.items():
+        for row, document in enumerate(batch.documents):
+            tokens = torch.from_numpy(document.tokens).long()[None]
+            context, state = whole.runner.start(tokens, None, [document.item(0)])
+            for block, iteration in plan:
+                with torch.no_grad():
+                    state = model.step(state, context, block, torch.tensor([iteration]))
+            alone = whole.runner.hidden(state, context)[0, document.first - 1 : -1]
+            torch.testing.assert_close(shared[name][batch.read[0] == row], alone, **tolerances.ROWS)

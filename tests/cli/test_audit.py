@@ -58,6 +58,12 @@ def finished(models, text, tmp_path_factory):
     return out, argv
 
 
+@pytest.fixture
+def no_report(monkeypatch):
+    """Drawing is tested in report/; here it only takes time."""
+    monkeypatch.setattr(command, "write_report", lambda result, folder, beside: folder)
+
+
 def failed(capsys, code, *argv):
     """The one line on stderr of a command that ends with `code`."""
     assert main(["audit", *map(str, argv)]) == code
@@ -114,7 +120,7 @@ def test_other_settings_in_the_same_folder_are_refused(finished, capsys):
     )
 
 
-def test_fresh_starts_over(models, text, tmp_path, capsys):
+def test_fresh_starts_over(models, text, tmp_path, capsys, no_report):
     argv = [str(models / "tiny-core"), "--data", f"math={text}", *SMALL, "--out", str(tmp_path), "--no-tokens"]
     assert main(["audit", *argv]) == exit_codes.DONE
     assert main(["audit", *argv, "--seed", "1", "--fresh"]) == exit_codes.DONE
@@ -142,6 +148,18 @@ def test_a_folder_in_use_is_refused(models, text, tmp_path, capsys):
     assert message == f"audit: {tmp_path} is in use by process 4121. Wait or choose another --out."
 
 
+def test_a_finished_audit_may_stand_beside_another(finished, models, text, tmp_path, capsys, monkeypatch):
+    shown = []
+    monkeypatch.setattr(command, "write_report", lambda result, folder, beside: shown.extend(beside))
+    argv = [str(models / "tiny-core"), "--data", f"math={text}", *SMALL, "--beside", str(finished[0])]
+    assert main(["audit", *argv, "--out", str(tmp_path / "out")]) == exit_codes.DONE
+    assert shown == [AuditResult.load(finished[0])]
+    message = failed(capsys, exit_codes.DATA, *argv[:-1], tmp_path / "none", "--out", tmp_path / "other")
+    assert message == (
+        f"audit: --beside {tmp_path / 'none'}: no results.json there. Give the folder of a finished audit."
+    )
+
+
 def test_a_dry_run_counts_and_runs_nothing(models, text, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(AuditPlan, "run", lambda *_, **__: pytest.fail("it ran"))
     argv = [str(models / "tiny-blocks"), "--data", f"math={text}", "--controls", "suffix", "--dry-run"]
@@ -152,7 +170,7 @@ def test_a_dry_run_counts_and_runs_nothing(models, text, tmp_path, capsys, monke
     assert not (tmp_path / "none").exists()
 
 
-def test_a_dense_model_is_audited_with_its_own_message(models, text, tmp_path, capsys):
+def test_a_dense_model_is_audited_with_its_own_message(models, text, tmp_path, capsys, no_report):
     argv = [str(models / "tiny-dense"), "--data", f"math={text}", "--replicates", "1000", "--probes", "none"]
     assert main(["audit", *argv, "--quiet", "--max-tokens", "24", "--out", str(tmp_path)]) == exit_codes.DONE
     assert "This model has no repeated block; running the dense interventions only." in capsys.readouterr().out
@@ -175,7 +193,7 @@ def test_fail_on_ends_with_six(finished):
     assert main(["audit", *argv, "--fail-on", "warning"]) == exit_codes.FINDING
 
 
-def test_progress_is_told_line_by_line_without_a_terminal(models, text, tmp_path, capsys):
+def test_progress_is_told_line_by_line_without_a_terminal(models, text, tmp_path, capsys, no_report):
     argv = [a for a in SMALL if a != "--quiet"]
     full = [str(models / "tiny-core"), "--data", f"math={text}", *argv, "--out", str(tmp_path)]
     assert main(["audit", *full]) == exit_codes.DONE
@@ -226,15 +244,6 @@ def test_a_misspelt_schedule_is_answered_with_a_suggestion(models, text, tmp_pat
     assert message.endswith(" or [0.0 0.1].")
 
 
-def test_max_tokens_beyond_the_trained_context_is_refused(models, text, tmp_path, capsys):
-    context = build(PRESETS["tiny-blocks"](), device="meta").spec.max_positions
-    if context is None:
-        pytest.skip("the preset has no trained context")
-    argv = [models / "tiny-blocks", "--data", f"math={text}", "--max-tokens", context + 1, "--out", tmp_path / "out"]
-    message = failed(capsys, exit_codes.USAGE, *argv)
-    assert message == f"audit: --max-tokens must be at most {context}, the trained context. Got {context + 1}."
-
-
 def test_one_application_cannot_be_audited(models, text, tmp_path, capsys):
     argv = [models / "tiny-core", "--data", f"math={text}", "--num-steps", 1, "--out", tmp_path / "out"]
     message = failed(capsys, exit_codes.MODEL, *argv)
@@ -252,8 +261,10 @@ def test_pickled_weights_are_refused(models, tmp_path, capsys):
     (folder / "config.json").write_bytes((models / "tiny-core" / "config.json").read_bytes())
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     message = failed(capsys, exit_codes.MODEL, folder, "--out", tmp_path / "out")
-    assert "weights must be safetensors" in message
-    assert f"looplab convert {folder}" in message
+    assert message == (
+        f"audit: weights must be safetensors. Found only pytorch_model.bin in {folder}. "
+        f"Convert it once: looplab convert {folder}/pytorch_model.bin OUT."
+    )
 
 
 def data(path, content):

@@ -28,11 +28,11 @@ BASE = LoopedConfig(
     vocab=13,
     attention=ATTENTION,
     ffn=SwiGLU(hidden=12),
-    order=ModelLoop(num_steps=3),
+    order=ModelLoop(num_steps=2),
     blocks=(1,),
     envelope=Envelope(prelude=1, coda=1),
     injection=Add(),
-    trained_depth=FixedDepth(num_steps=3),
+    trained_depth=FixedDepth(num_steps=2),
     init=Init(std=0.3),
 )
 
@@ -57,14 +57,14 @@ INJECTIONS = {
     "gated": Gated,
 }
 WHEN = {"every": Every(), "first": FirstOnly(), "not-first": SkipFirst()}
-TWO_BLOCKS = {"order": Blocks(num_steps=(2, 3)), "blocks": (1, 2)}
+TWO_BLOCKS = {"order": Blocks(num_steps=(1, 2)), "blocks": (1, 2)}
 
 CHOICES = {
     "envelope-none": {"envelope": NoEnvelope(), "injection": NoInjection()},
     "envelope-prelude-only": {"envelope": Envelope(prelude=2, coda=0)},
     "envelope-coda-only": {"envelope": Envelope(prelude=0, coda=2)},
     "order-model-loop": {},
-    "order-layer-loop": {"order": LayerLoop(num_steps=3), "blocks": (2,)},
+    "order-layer-loop": {"order": LayerLoop(num_steps=2), "blocks": (2,)},
     "order-blocks": TWO_BLOCKS,
     "order-two-level": {"order": TwoLevel(h=2, l=2), "blocks": (2,), "state_init": Zeros()},
     "order-two-level-split": {"order": TwoLevel(h=2, l=1, share=False), "blocks": (2,), "state_init": Zeros()},
@@ -102,17 +102,17 @@ CHOICES = {
     "norm-layer": {"norm": LayerNorm()},
     "norm-layer-plain": {"norm": LayerNorm(affine=False)},
     "signal-none": {"signal": NoSignal()},
-    "signal-embedding": {"signal": StepEmbedding(max=3)},
-    "signal-embedding-blocks": {**TWO_BLOCKS, "signal": StepEmbedding(max=3)},
+    "signal-embedding": {"signal": StepEmbedding(max=2)},
+    "signal-embedding-blocks": {**TWO_BLOCKS, "signal": StepEmbedding(max=2)},
     "signal-embedding-clamp": {"signal": StepEmbedding(max=2), "beyond": ClampLast()},
     "signal-embedding-cycle": {"signal": StepEmbedding(max=2), "beyond": Cycle()},
     "signal-adaln": {"signal": AdaLN(freq_dim=6)},
-    "signal-adaln-grid": {"signal": AdaLN(freq_dim=6), "trained_depth": Grid(sizes=(0.5, 0.3, 0.2))},
-    "signal-lora": {"signal": PerIterationLoRA(rank=2, targets=("q", "v", "down"), max=3)},
+    "signal-adaln-grid": {"signal": AdaLN(freq_dim=6), "trained_depth": Grid(sizes=(0.6, 0.4))},
+    "signal-lora": {"signal": PerIterationLoRA(rank=2, targets=("q", "v", "down"), max=2)},
     "signal-lora-layers": {
-        "order": LayerLoop(num_steps=3),
+        "order": LayerLoop(num_steps=2),
         "blocks": (2,),
-        "signal": PerIterationLoRA(rank=1, targets=("k", "o", "gate", "up"), max=3),
+        "signal": PerIterationLoRA(rank=1, targets=("k", "o", "gate", "up"), max=2),
     },
     "update-replace": {"update": Replace()},
     "update-energy": {"update": EnergyGate(hidden=5)},
@@ -153,7 +153,7 @@ CHOICES = {
     "projection": {"projection": True},
     "state-wider-concat": wide(Concat(order="state_first", init="normal")),
     "state-wider-diagonal": wide(Diagonal(initial_decay=0.5)),
-    "state-wider-orthogonal": wide(Orthogonal(initial_decay=0.5, source="embeds")),
+    "state-wider-orthogonal": wide(Orthogonal(initial_decay=0.5)),
     "state-narrower": {**wide(Diagonal(initial_decay=0.5)), "state_dim": 6, "exit_norm": "own"},
     "head-untied": {"head": Head(tied=False)},
     "head-outputs": {"head": Head(tied=False, outputs=5)},

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import re
 
 import pytest
 import torch
@@ -35,7 +36,9 @@ from looplab.recurrence.update import Damped, Update
 from tolerances import CACHED, ROWS
 
 every_choice = pytest.mark.parametrize("name", CHOICES)
-SEQ = 6
+unchecked = pytest.mark.usefixtures("unchecked")
+"""Annotations of every choice are checked where rows of their own iteration run; elsewhere that only takes time."""
+SEQ = 5
 
 
 @functools.cache
@@ -47,6 +50,7 @@ def model(name):
     return made
 
 
+@unchecked
 @every_choice
 def test_12_forward_and_backward_run_and_their_flops_are_those_of_the_formula(name):
     made = model(name)
@@ -78,7 +82,7 @@ def test_12_config_round_trips_and_parameters_add_up(name):
     assert [block.params for block in made.spec.blocks] == list(made.spec.params.core)
 
 
-@pytest.mark.usefixtures("unchecked")  # checked above; here it would only take time
+@unchecked
 @every_choice
 def test_12_cached_decoding_equals_recomputation(name):
     made = model(name)
@@ -94,7 +98,7 @@ def test_12_cached_decoding_equals_recomputation(name):
         cache = new_cache(made.spec, rows=2, capacity=SEQ, rule=rule, dtype=torch.float64)
     with torch.no_grad():
         pieces = []
-        for start, end in ((0, 3), (3, 5), (5, 6)):
+        for start, end in ((0, 4), (4, 5)):
             part = None if drawn is None else drawn[:, start:end]
             pieces.append(forward(made, ids[:, start:end], noise=part, cache=cache).logits)
         torch.testing.assert_close(torch.cat(pieces, 1), run(made, ids).logits, **CACHED)
@@ -102,7 +106,6 @@ def test_12_cached_decoding_equals_recomputation(name):
     assert cache.nbytes == 2 * SEQ * per_token
 
 
-@pytest.mark.usefixtures("unchecked")
 @every_choice
 def test_12_rows_at_their_own_iteration_and_padding_equal_rows_alone(name):
     made = model(name)
@@ -113,14 +116,14 @@ def test_12_rows_at_their_own_iteration_and_padding_equal_rows_alone(name):
     alone = [made.encode(ids[row : row + 1], valid=valid[row : row + 1]) for row in range(2)]
     with torch.no_grad():
         for block in range(len(made.spec.blocks)):
-            together = made.step(state, context, block, torch.tensor([2, 0]))
-            for row, iteration in enumerate((2, 0)):
+            together = made.step(state, context, block, torch.tensor([1, 0]))
+            for row, iteration in enumerate((1, 0)):
                 single = made.step(states.select(state, [row]), alone[row], block, torch.tensor([iteration]))
                 for a, b in zip(states.leaves(states.select(together, [row])), states.leaves(single), strict=True):
                     torch.testing.assert_close(a[:, valid[row]], b[:, valid[row]], **ROWS)
 
 
-@pytest.mark.usefixtures("unchecked")
+@unchecked
 @every_choice
 def test_12_equal_operator_classes_are_the_same_function(name):
     made = model(name)
@@ -201,6 +204,11 @@ REFUSED = [
         for start in (Zeros(), Normal(std=1.0))
     ],
     (
+        lambda: {"injection": make_source("embeds"), "state_init": Zeros()},
+        "LoopedConfig.envelope.prelude must be 0 where nothing reads it: the injection and the start read the "
+        "embeddings. Got 1. Set injection.source='prelude' or state_init=FromEmbeds()",
+    ),
+    (
         lambda: {"boundary": SharedFinalNorm()},
         "boundary=SharedFinalNorm() needs NoEnvelope(): the coda would read normed states. Use OwnNorm()",
     ),
@@ -226,8 +234,8 @@ REFUSED = [
         "Set the order's num_steps to 8",
     ),
     (
-        lambda: {"order": LayerLoop(num_steps=3), "signal": StepEmbedding(max=2)},
-        "signal=StepEmbedding(max=2) is shorter than trained_depth: FixedDepth(3) draws up to 3. Set max=3",
+        lambda: {"order": LayerLoop(num_steps=2), "signal": StepEmbedding(max=1)},
+        "signal=StepEmbedding(max=1) is shorter than trained_depth: FixedDepth(2) draws up to 2. Set max=2",
     ),
     (
         lambda: {**wide_state(), "injection": Concat(order="state_first", init="identity")},
@@ -292,9 +300,8 @@ def wide_state():
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message[:60] for _, message in REFUSED])
 def test_12_refused_pairs_say_why(changes, message):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(message)):
         dataclasses.replace(BASE, **changes())
-    assert str(caught.value) == message
 
 
 def test_12_two_position_rules_are_refused(unchecked):
@@ -305,4 +312,3 @@ def test_12_two_position_rules_are_refused(unchecked):
 def test_12_a_negative_envelope_is_refused():
     with pytest.raises(ValueError, match=r"Envelope\.prelude and coda must be at least 0\. Got -1 and 2"):
         type(BASE.envelope)(prelude=-1)
-

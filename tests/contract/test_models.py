@@ -48,7 +48,7 @@ def test_02_a_token_does_not_change_logits_before_it(name):
     ids = tokens(model, 2, 9)
     changed = ids.clone()
     changed[:, 5] = (changed[:, 5] + 1) % model.spec.vocab[0]
-    for steps in depths(model):
+    for steps in depths(model, (0, 1, 3)):
         before, after = (run(model, x, num_steps=steps).logits for x in (ids, changed))
         torch.testing.assert_close(before[:, :5], after[:, :5], **EXACT)
         if steps:  # a state that starts as noise has seen no token yet
@@ -96,7 +96,10 @@ def test_04_a_row_sees_neither_other_rows_nor_their_iteration_nor_their_padding(
                 torch.testing.assert_close(a[:, keep], b[:, keep], **ROWS, msg=f"row {row} depends on its neighbours")
         permuted = [2, 0, 1]
         moved = model.step(
-            states.select(state, permuted), model.encode(ids[permuted], valid=valid[permuted]), block, iteration[permuted]
+            states.select(state, permuted),
+            model.encode(ids[permuted], valid=valid[permuted]),
+            block,
+            iteration[permuted],
         )
         for a, b in zip(states.leaves(states.select(together, permuted)), states.leaves(moved), strict=True):
             torch.testing.assert_close(a, b, **ROWS)
@@ -181,7 +184,10 @@ def test_07_a_tied_loop_equals_an_untied_stack_of_copies(name):
     logits = model.head(model.coda(state, context))
     torch.testing.assert_close(logits, expected, **TWIN)
     weights = torch.autograd.grad(expected.sum(), list(model.parameters()), allow_unused=True)
-    pieces = [torch.autograd.grad(logits.sum(), list(m.parameters()), allow_unused=True, retain_graph=True) for m in (model, *copies)]
+    pieces = [
+        torch.autograd.grad(logits.sum(), list(m.parameters()), allow_unused=True, retain_graph=True)
+        for m in (model, *copies)
+    ]
     for index, (label, _) in enumerate(model.named_parameters()):
         if weights[index] is None:
             continue
@@ -205,19 +211,21 @@ def test_07_ties_survive_loading_and_moving(name):
 @every_model
 def test_08_cached_decoding_equals_full_recomputation_token_by_token(name):
     model = tiny(name)
-    ids = tokens(model, 2, 8)
-    for steps in depths(model):
+    ids = tokens(model, 2, 7)
+    for steps in depths(model, (0, 1, 3)):
         with torch.no_grad():
             full = run(model, ids, num_steps=steps).logits
-            cache = new_cache(model.spec, rows=2, capacity=8, num_steps=steps, dtype=torch.float64)
+            cache = new_cache(model.spec, rows=2, capacity=7, num_steps=steps, dtype=torch.float64)
             pieces = []
-            for start, end in ((0, 3), (3, 5), (5, 6), (6, 7), (7, 8)):  # chunked prefill, then token by token
+            for start, end in ((0, 3), (3, 5), (5, 6), (6, 7)):  # chunked prefill, then token by token
                 at = torch.arange(start, end).expand(2, -1)
                 drawn = noise(model, at)
                 pieces.append(forward(model, ids[:, start:end], num_steps=steps, noise=drawn, cache=cache).logits)
             torch.testing.assert_close(torch.cat(pieces, 1), full, **CACHED)
-            expected = model.spec.cost.kv_bytes_per_token("DepthIndexed", model.spec.plan(steps).iterations(), itemsize=8)
-            assert cache.nbytes == expected * 8 * 2
+            expected = model.spec.cost.kv_bytes_per_token(
+                "DepthIndexed", model.spec.plan(steps).iterations(), itemsize=8
+            )
+            assert cache.nbytes == expected * 7 * 2
 
 
 @every_model

@@ -33,10 +33,10 @@ def positions_of(valid):
     return (valid.long().cumsum(1) - 1).clamp(min=0)
 
 
-def depths(model) -> list[int]:
-    """Numbers of steps to try: 0, 1, 3 and 7 as far as the model defines them."""
+def depths(model, wanted=(0, 1, 7)) -> list[int]:
+    """Of the wanted numbers of steps, those that the model defines."""
     found = []
-    for steps in (0, 1, 3, 7):
+    for steps in wanted:
         try:
             model.spec.plan(steps)
         except ValueError:

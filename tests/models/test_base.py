@@ -29,7 +29,7 @@ def spec(**more):
 
 def told(*, of=None, ids=IDS, cache=None, positions=None, valid=None, extras=None):
     """What `prepare` says when it refuses."""
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="encode|cache") as caught:
         prepare(of or spec(), ids, cache, positions, None if valid is None else torch.tensor(valid).bool(), extras)
     return str(caught.value)
 

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -102,12 +104,14 @@ def test_refuse_names_the_token_that_stopped_before():
     call(cache, [Row("refuse") for _ in range(ROWS)], 2, counts, 0)
     stage(cache, 1)
     cache.launch(2)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            "cache: token 0 of row 1 ran 2 iterations; iteration 2 of block 0 is asked for. "
+            "Use DepthIndexed(missing=CopyLast()) or Skip()."
+        ),
+    ):
         cache.view(0, 0, torch.full((ROWS,), 2)).append(*entries(ROWS, 1, 1))
-    assert str(caught.value) == (
-        "cache: token 0 of row 1 ran 2 iterations; iteration 2 of block 0 is asked for. "
-        "Use DepthIndexed(missing=CopyLast()) or Skip()."
-    )
     cache.launch(2, torch.tensor([True, False, True]))  # what an inactive row would read does not matter
     cache.view(0, 0, torch.full((ROWS,), 2)).append(*entries(ROWS, 1, 1))
 
@@ -218,9 +222,8 @@ def test_calls_that_do_not_fit_are_refused():
         (3, 1, "cache has 4 rows, tokens have 3. Use cache.select(rows)"),
         (4, 6, "cache: 6 tokens exceed capacity 5"),
     ):
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises(ValueError, match=re.escape(message)):
             cache.fits(rows, tokens)
-        assert str(caught.value) == message
     cache.fits(4, 5)
     for length in (-1, 1):
         with pytest.raises(ValueError, match=rf"cache.crop: length must be 0\.\.0\. Got {length}\."):

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,7 +87,9 @@ def test_a_plan_is_a_sequence_of_applications(entries, cut):
         assert plan[-1] == Application(*entries[-1])
 
 
-@pytest.mark.parametrize("text", ["", "0.0 0.1", "[0.0,0.1]", "[0]", "[0.0 0.1", "[a.b]", "[0.00.1]", "[-1.0]", "[1.2.3]"])
+@pytest.mark.parametrize(
+    "text", ["", "0.0 0.1", "[0.0,0.1]", "[0]", "[0.0 0.1", "[a.b]", "[0.00.1]", "[-1.0]", "[1.2.3]"]
+)
 def test_other_texts_are_refused(text):
     with pytest.raises(ValueError, match=r"Plan must be written like \[0\.0 0\.1 1\.0\]\. Got"):
         Plan.parse(text)
@@ -103,9 +107,8 @@ def test_iterations_are_one_more_than_the_largest_index_of_each_block():
 
 @pytest.mark.parametrize("steps", [-1, 2.5, "3", True, None, (1, -1), (1, 2.0), ()])
 def test_steps_that_are_no_counts_are_refused(steps):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(f"num_steps must be an int >= 0 or Int[batch]. Got {steps!r}")):
         check_steps(steps)
-    assert str(caught.value) == f"num_steps must be an int >= 0 or Int[batch]. Got {steps!r}"
 
 
 @pytest.mark.parametrize("steps", [0, 7, (3, 1)])

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 
@@ -33,11 +34,11 @@ def test_marks_follow_the_order():
 def test_an_index_past_the_table_is_refused_by_name():
     spec = tiny_spec(ModelLoop(num_steps=9), 1, 4, **INDEXED)
     spec.plan(9)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(
+        ValueError,
+        match=re.escape("router has 9 iterations; iteration 9 asked for. Choose beyond=ClampLast() or Cycle()"),
+    ):
         spec.plan(12)
-    assert str(caught.value) == (
-        "router has 9 iterations; iteration 9 asked for. Choose beyond=ClampLast() or Cycle()"
-    )
 
 
 @pytest.mark.parametrize("beyond", [ClampLast(), Cycle()], ids=lambda b: type(b).__name__)

@@ -48,7 +48,9 @@ def test_leaves_come_in_field_order():
     assert len(states.leaves(numbers(1))) == 1
 
 
-@pytest.mark.parametrize("rows", [[2, 0], slice(1, 3), torch.tensor([True, False, True])], ids=["list", "slice", "mask"])
+@pytest.mark.parametrize(
+    "rows", [[2, 0], slice(1, 3), torch.tensor([True, False, True])], ids=["list", "slice", "mask"]
+)
 def test_rows_are_picked_from_every_tensor(rows):
     picked = states.select(outer(), rows)
     assert torch.equal(picked.pair.first, numbers(3)[rows])

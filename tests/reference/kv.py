@@ -1,4 +1,4 @@
-"""Slow twin of key-value rules: keep every KV[p, t] of a row and read it by the row of the table. Imports nothing of ours.
+"""Slow twin of key-value rules: keep every KV[p, t] of a row, read it by definition. Imports nothing of ours.
 
     DepthIndexed  KV[p, t]; where t >= e(p): the last entry (copy), nothing (skip), or an error (refuse)
     Single        KV[p, e(p) - 1]

@@ -15,7 +15,7 @@ from looplab.report.figures.schedule_map import schedule_map
 from looplab.report.figures.temperature import temperature
 from looplab.report.figures.waterfall import waterfall
 from looplab.report.plates import plates
-from report.sample import CASES, deep_core, single_core, two_blocks
+from report.sample import CASES, deep_core, dense, single_core, two_blocks
 
 
 def texts(figure):
@@ -139,8 +139,9 @@ def test_dense_control_without_a_control_says_what_to_do():
         dense_control(result, result.domains[0])
 
 
-def test_the_schedule_map_joins_every_group_of_equal_words_once():
-    result = single_core()
+@pytest.mark.parametrize("make", [single_core, two_blocks, dense])
+def test_the_schedule_map_joins_equal_words_and_strikes_out_what_was_not_run(make):
+    result = make()
     axes = schedule_map(result).axes[0]
     uprights = [line for line in axes.lines if len(set(line.get_xdata())) == 1]
     words = [row.word for row in result.schedule_map]

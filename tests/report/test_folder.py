@@ -1,3 +1,5 @@
+import pytest
+
 from looplab.report import write_report
 from looplab.report.plates import plates
 from report.sample import single_core
@@ -7,6 +9,7 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.slow
 def test_the_folder_holds_page_tables_and_every_figure_and_repeats_byte_for_byte(tmp_path):
     page = write_report(single_core(), tmp_path / "one")
     write_report(single_core(), tmp_path / "two")

@@ -105,6 +105,16 @@ def test_a_broken_checkpoint_gives_way_to_the_one_before(run, name, damage):
         assert newest_checkpoint(folder).path.name == "step_4"
 
 
+def test_a_changed_number_in_the_state_is_found(run):
+    _, folder = run
+    path = folder / "step_6" / "state.json"
+    path.write_text(path.read_text().replace('"step": 6', '"step": 5'))
+    with pytest.warns(
+        UserWarning, match=r"^step_6/state.json: changed since it was written. Falling back to step_4\.$"
+    ):
+        assert newest_checkpoint(folder).path.name == "step_4"
+
+
 def test_the_message_gives_both_sizes(run):
     _, folder = run
     path = folder / "step_6" / "model.safetensors"

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -7,7 +8,9 @@ from looplab._config import to_dict
 from looplab.data.packing import Packing
 from looplab.objectives import Needs, NextToken
 from looplab.recurrence.depth import UniformDepth, Unknown
-from looplab.recurrence.gradient import SegmentedDetach, TruncatedBPTT
+from looplab.recurrence.gradient import CheckpointApplication, SegmentedDetach, TruncatedBPTT
+from looplab.recurrence.injection import NoInjection
+from looplab.recurrence.state_init import FromEmbeds
 from looplab.training.config import Evaluation, RunConfig, differences
 from looplab.training.optimizer import AdamW
 from training.tiny_run import core, tiny_run, with_data
@@ -35,7 +38,7 @@ def test_an_unknown_model_gets_a_suggestion(tmp_path):
 def test_a_misspelt_key_gets_a_suggestion(tmp_path):
     data = through_json(tiny_run(tmp_path))
     data["model"]["dimm"] = 3
-    with pytest.raises(KeyError, match=r"Unknown key 'dimm' in RunConfig.model. Did you mean 'dim'\?"):
+    with pytest.raises(KeyError, match=r"Unknown config key 'dimm' for RunConfig.model. Did you mean 'dim'\?"):
         RunConfig.read(data)
 
 
@@ -48,12 +51,12 @@ def test_fp16_is_refused(tmp_path):
 def test_changes_are_named_with_both_values(tmp_path):
     old = tiny_run(tmp_path, objective=NextToken(z_loss=0.1))
     new = tiny_run(
-        tmp_path, objective=NextToken(z_loss=0.05), optimizer=AdamW(lr=0.5), gradient=TruncatedBPTT(window=1)
+        tmp_path, objective=NextToken(z_loss=0.05), optimizer=AdamW(lr=0.5), gradient=TruncatedBPTT(window=7)
     )
     assert list(differences(old, new)) == [
         "objective.z_loss was 0.1, is 0.05",
         "optimizer.lr was 0.01, is 0.5",
-        "gradient was FullBPTT(), is TruncatedBPTT(window=1)",
+        "gradient was FullBPTT(), is TruncatedBPTT(window=7)",
     ]
 
 
@@ -116,3 +119,16 @@ def test_bad_options_are_refused(tmp_path, make, message):
 def test_a_config_of_no_model_is_refused(tmp_path):
     with pytest.raises(KeyError, match="No registered model has a config of type int"):
         tiny_run(tmp_path, model=3)
+
+
+def test_a_window_on_a_core_without_injection_is_refused_unless_allowed(tmp_path):
+    model = core(trained_depth=UniformDepth(low=2, high=5), injection=NoInjection(), state_init=FromEmbeds())
+    message = (
+        "TruncatedBPTT(window=4) on a core without injection leaves 'embed' without gradient when num_steps > 4. "
+        "Use FullBPTT, add an injection, or set allow_untrained_prelude=True."
+    )
+    for gradient in (TruncatedBPTT(window=4), CheckpointApplication(inner=TruncatedBPTT(window=4))):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            tiny_run(tmp_path, model=model, gradient=gradient)
+        tiny_run(tmp_path, model=model, gradient=gradient, allow_untrained_prelude=True)
+    tiny_run(tmp_path, model=model, gradient=TruncatedBPTT(window=5))

@@ -43,7 +43,7 @@ def test_a_choice_survives_the_round_trip():
 
 
 def test_a_misspelt_key_gets_a_suggestion():
-    with pytest.raises(KeyError, match=r"Unknown key 'warmupsteps' in Schedule. Did you mean 'warmup_steps'\?"):
+    with pytest.raises(KeyError, match=r"Unknown config key 'warmupsteps' for Schedule. Did you mean 'warmup_steps'\?"):
         from_dict(Schedule, {"kind": "Cosine", "warmupsteps": 3})
 
 

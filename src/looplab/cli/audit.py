@@ -18,7 +18,7 @@ from looplab._config import config_hash
 from looplab.audit.config import PROBES, AuditConfig
 from looplab.audit.folder import LEDGER, AuditFolder, FolderBusyError
 from looplab.audit.protocol import AuditPlan, CannotAudit, plan_audit
-from looplab.audit.result import DENSE_MESSAGE, AuditResult, ModelCard, ScheduleEntry, SelfTest
+from looplab.audit.result import DENSE_MESSAGE, RESULTS, AuditResult, ModelCard, ScheduleEntry, SelfTest
 from looplab.audit.schedules import full_plan
 from looplab.audit.self_tests import NonFiniteError, SelfTestError
 from looplab.audit.tables import FolderTables
@@ -28,12 +28,14 @@ from looplab.cli.exit_codes import UserError, user_error
 from looplab.data.corpus import builtin_corpus
 from looplab.data.documents import DataError, DocumentSet, read_documents
 from looplab.data.tokenizers import Tokenizer, load_tokenizer
+from looplab.interop import LoadedModel
 from looplab.records import Level, dump_json, write_atomic
 from looplab.recurrence.ledger import Ledger
 from looplab.report import write_report
 
 Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
 NONE = "none"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +134,7 @@ def main(argv: Sequence[str]) -> int:
     if options.dry_run:
         print("\n".join(dry_run_lines(plan)))
         return exit_codes.DONE
-    with user_error(exit_codes.DATA):
-        beside = [AuditResult.load(folder) for folder in options.beside]
+    beside = [_finished(folder) for folder in options.beside]
     with user_error(exit_codes.BUSY, (FolderBusyError,)), AuditFolder(options.out) as folder:
         result = folder.claim(settings(plan), manifest_facts(plan, command), fresh=options.fresh)
         if result is None:
@@ -141,6 +142,16 @@ def main(argv: Sequence[str]) -> int:
     print(result)
     print(f"Report: {options.out / 'report.html'}")
     return exit_code(result, options.fail_on)
+
+
+def _finished(folder: Path) -> AuditResult:
+    try:
+        return AuditResult.load(folder)
+    except FileNotFoundError:
+        message = f"--beside {folder}: no {RESULTS} there. Give the folder of a finished audit."
+    except ValueError as error:
+        message = f"--beside {folder}: {error}"
+    raise UserError(message, exit_codes.DATA)
 
 
 def exit_code(result: AuditResult, fail_on: str) -> int:
@@ -158,15 +169,11 @@ def _plan(options: Options) -> AuditPlan:
         sources = named_paths("--data", options.data)
         calibrations = named_paths("--calibration", options.calibration)
     device = _device(options.device)
-    with user_error(exit_codes.MODEL):
-        loaded = looplab.load(options.model, dtype=options.dtype, device=device)
+    loaded = _load(options.model, options, device)
     with user_error(exit_codes.USAGE, (ValueError,)):
         config = _with_grid(config, options.grid, loaded.model.spec)
     wanted = options.control or loaded.control or NONE
-    control = None
-    if wanted != NONE:
-        with user_error(exit_codes.MODEL):
-            control = looplab.load(wanted, dtype=options.dtype, device=device)
+    control = None if wanted == NONE else _load(wanted, options, device)
     with user_error(exit_codes.DATA, (DataError,)):
         tokenizer: Tokenizer | None = load_tokenizer(options.tokenizer) if options.tokenizer else None
         sets = _read("--data", sources, options.text_field) or {"text": builtin_corpus("heldout")}
@@ -185,6 +192,18 @@ def _plan(options: Options) -> AuditPlan:
             control=control,
             batch_tokens=options.batch_tokens,
         )
+
+
+def _load(name: str, options: Options, device: str) -> LoadedModel:
+    found = [path.name for path in sorted(Path(name).glob("*")) if path.suffix in (*PICKLES, ".safetensors")]
+    if found and not any(entry.endswith(".safetensors") for entry in found):
+        raise UserError(
+            f"weights must be safetensors. Found only {found[0]} in {name}. "
+            f"Convert it once: looplab convert {name}/{found[0]} OUT.",
+            exit_codes.MODEL,
+        )
+    with user_error(exit_codes.MODEL):
+        return looplab.load(name, dtype=options.dtype, device=device)
 
 
 def _config(options: Options) -> AuditConfig:

@@ -13,7 +13,7 @@ Python number. Everything that repeats is written in `recurrence/loop.py`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -167,7 +167,7 @@ def longest_context(max_positions: int | None, position: Position) -> int | None
     return min((limit for limit in (max_positions, table) if limit is not None), default=None)
 
 
-def count_parameters(core: list[Iterable[nn.Parameter]], **groups: Iterable[nn.Parameter]) -> ParamCount:
+def count_parameters(core: Sequence[Iterable[nn.Parameter]], **groups: Iterable[nn.Parameter]) -> ParamCount:
     """Counts every storage once, in the first group that holds it (groups in the order given, then the core blocks)."""
     seen: set[int] = set()
 

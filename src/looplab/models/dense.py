@@ -108,9 +108,7 @@ class Dense(LoopedLM):
         self, context: DenseContext, noise: Float[Tensor, "batch seq noise"] | None
     ) -> Float[Tensor, "batch seq dim"]:
         if noise is not None:
-            raise ValueError(
-                f"init_state: this model draws no noise; got width {noise.shape[-1]}. Pass noise=None"
-            )
+            raise ValueError(f"init_state: this model draws no noise; got width {noise.shape[-1]}. Pass noise=None")
         return context.embeds
 
     def step(

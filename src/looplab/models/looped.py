@@ -9,8 +9,9 @@
 
     two levels:  low <- layers_L(injection(low + high, e)),  high <- layers_H(injection(high + low, e));  high_0 = e
 
-Reference: the axes are those of Huginn (arXiv:2502.05171), Ouro (arXiv:2510.25741), Parcae (arXiv:2604.12946), iso-depth
-    looped models (arXiv:2604.21106), LoopFormer (arXiv:2602.11451), HRM and TRM (arXiv:2506.21734, arXiv:2510.04871).
+Reference: the axes are those of Huginn (arXiv:2502.05171), Ouro (arXiv:2510.25741), Parcae (arXiv:2604.12946),
+    iso-depth looped models (arXiv:2604.21106), LoopFormer (arXiv:2602.11451), HRM (arXiv:2506.21734) and TRM
+    (arXiv:2510.04871).
 Deviations: none of them is reproduced here; files of their own name map their checkpoints onto this family.
 """
 
@@ -136,7 +137,9 @@ class LoopedConfig:
 
 def _refuse_order(c: LoopedConfig) -> None:
     if isinstance(c.order, Sequential):
-        raise ValueError("LoopedConfig.order must repeat a block. Got Sequential(). Use models.dense for a dense stack.")
+        raise ValueError(
+            "LoopedConfig.order must repeat a block. Got Sequential(). Use models.dense for a dense stack."
+        )
     if isinstance(c.order, ModelLoop | LayerLoop | TwoLevel) and len(c.blocks) != 1:
         name = type(c.order).__name__
         raise ValueError(f"LoopedConfig.blocks must have one entry for {name}. Got {c.blocks}. Use Blocks(...).")
@@ -161,11 +164,15 @@ def _refuse_blind_core(c: LoopedConfig) -> None:
             "LoopedConfig.injection.source must be 'embeds' without an envelope. Got 'prelude'. "
             "Set source='embeds' or add Envelope(...)"
         )
-    if isinstance(c.injection, NoInjection) and not isinstance(c.state_init, FromEmbeds):
-        if not isinstance(c.order, TwoLevel):  # there the high state starts at e
-            raise ValueError(
-                "the core would never see the tokens: add an injection or use state_init=FromEmbeds()"
-            )
+    starts_blind = not isinstance(c.state_init, FromEmbeds) and not isinstance(c.order, TwoLevel)  # whose high is e
+    if isinstance(c.injection, NoInjection) and starts_blind:
+        raise ValueError("the core would never see the tokens: add an injection or use state_init=FromEmbeds()")
+    reads_embeds = isinstance(c.injection, Reinjection) and c.injection.source == "embeds"
+    if c.envelope.prelude > 0 and reads_embeds and starts_blind:
+        raise ValueError(
+            "LoopedConfig.envelope.prelude must be 0 where nothing reads it: the injection and the start read the "
+            f"embeddings. Got {c.envelope.prelude}. Set injection.source='prelude' or state_init=FromEmbeds()"
+        )
     if isinstance(c.boundary, SharedFinalNorm) and c.envelope.coda > 0:
         raise ValueError(
             "boundary=SharedFinalNorm() needs NoEnvelope(): the coda would read normed states. Use OwnNorm()"
@@ -185,7 +192,9 @@ def _refuse_widths(c: LoopedConfig) -> None:
             "Use an injection with a matrix and a start that is not FromEmbeds()."
         )
     if isinstance(c.boundary, SharedFinalNorm) or c.exit_norm == "final" or isinstance(c.order, TwoLevel):
-        raise ValueError(f"LoopedConfig.state_dim must equal dim ({c.dim}) for a norm or level they share. Got {c.width}.")
+        raise ValueError(
+            f"LoopedConfig.state_dim must equal dim ({c.dim}) for a norm or level they share. Got {c.width}."
+        )
 
 
 def _refuse_short_index(c: LoopedConfig) -> None:
@@ -253,7 +262,9 @@ class Looped(LoopedLM):
         self.block_layers = _block_layers(c)
         blocks = range(len(self.block_layers))
         shared = not isinstance(c.injection, Reinjection) or c.injection.shared_over_blocks
-        self.injections = _modules([c.injection.build(width, c.dim, c.init) for _ in (blocks[:1] if shared else blocks)])
+        self.injections = _modules(
+            [c.injection.build(width, c.dim, c.init) for _ in (blocks[:1] if shared else blocks)]
+        )
         self.signals = _modules([c.signal.build(width, c.init) for _ in blocks])
         linears = Layer.linears(width, c.attention, c.ffn)
         self.layer_signals = _modules([c.signal.build_layer(width, linears, c.init) for _ in self.core])
@@ -333,7 +344,9 @@ class Looped(LoopedLM):
         extra: Mapping[str, Tensor] = {}
         update = self.updates[block] if self.updates is not None else None
         if update is not None:
-            carried = {} if self._state_type is None else {name: getattr(state, name) for name in self.config.update.fields}
+            carried = (
+                {} if self._state_type is None else {name: getattr(state, name) for name in self.config.update.fields}
+            )
             new, extra = update(old, new, carried)
         new = new if self.boundary is None else self.boundary(new)
         return new if self._state_type is None else self._state_type(new, **extra)
@@ -445,7 +458,9 @@ def _grids(c: LoopedConfig) -> list[tuple[float, ...]]:
 def _grid_ids(c: LoopedConfig, k: int) -> tuple[int, ...]:
     grids = _grids(c)
     if not 1 <= k <= len(grids[0]):
-        raise ValueError(f"grid: k must be 1..{len(grids[0])}, the steps of the trained grid. Got {k}. Take fewer steps")
+        raise ValueError(
+            f"grid: k must be 1..{len(grids[0])}, the steps of the trained grid. Got {k}. Take fewer steps"
+        )
     index = 0 if k == len(grids[0]) else k
     first = sum(len(grid) for grid in grids[:index])
     return tuple(range(first, first + len(grids[index])))

@@ -86,10 +86,13 @@ class CostSpec:
             scored: Tokens per row whose logits are made (default: all).
             past: Cached tokens per row.
         """
-        shape = {"tokens": tokens, "past": past, "rows": rows, "pairs": pairs}
-        once = self.prelude.forward(**shape) + self.coda.forward(**shape)  # type: ignore[arg-type]
-        loop = sum(n * self.blocks[b].forward(**shape) for b, n in applications.items())  # type: ignore[arg-type]
-        return once + loop + self.head.forward(tokens=tokens if scored is None else scored, rows=rows)
+
+        def cost(group: Group) -> int:
+            return group.forward(tokens=tokens, past=past, rows=rows, pairs=pairs)
+
+        loop = sum(n * cost(self.blocks[b]) for b, n in applications.items())
+        logits = self.head.forward(tokens=tokens if scored is None else scored, rows=rows)
+        return cost(self.prelude) + loop + cost(self.coda) + logits
 
     def backward(
         self,

@@ -111,7 +111,7 @@ class HeadModule(nn.Module):
         """The matrix, padding rows included: the embedding's own parameter where the head is tied."""
         return self._tied_to[0].weight if self._tied_to else self.own_weight
 
-    def forward(self, hidden: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch seq vocab"]:
+    def forward(self, hidden: Float[Tensor, "*any dim"]) -> Float[Tensor, "*any vocab"]:
         """Logits of the true vocabulary, in float32 (float64 for float64 models)."""
         logits = F.linear(hidden, self.weight[: self.columns])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -106,9 +106,7 @@ class Ledger:
         counts["row_applications"] = self.row_applications
         return {**counts, "seconds": dict(self.seconds)} if times else counts
 
-    def _flops(
-        self, spec: LoopSpec, group: Group, *, rows: int, tokens: int, past: int, gradient: bool
-    ) -> int:
+    def _flops(self, spec: LoopSpec, group: Group, *, rows: int, tokens: int, past: int, gradient: bool) -> int:
         pairs = "causal" if spec.causal else "square"
         flops = group.forward(tokens=tokens, past=past, rows=rows, pairs=pairs)  # type: ignore[arg-type]
         self.flops_forward += flops

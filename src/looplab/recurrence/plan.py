@@ -138,7 +138,9 @@ class ModelLoop(PlanOrder):
 
     def plan(self, num_steps: Steps, num_blocks: int) -> Plan:
         if num_blocks != 1:
-            raise ValueError(f"ModelLoop repeats one block. Got {num_blocks} blocks. Use Blocks(...) or LayerLoop(...).")
+            raise ValueError(
+                f"ModelLoop repeats one block. Got {num_blocks} blocks. Use Blocks(...) or LayerLoop(...)."
+            )
         return _in_turn((_single(num_steps, "ModelLoop"),))
 
 

@@ -1,7 +1,7 @@
 """The recorder: states and recorded tensors of a run, by name, under a memory limit.
 
-    trace.states[k]      state after k applications (k = 0 .. K)
-    trace.records[k]     what the model recorded in application k (k = 0 .. K - 1)
+trace.states[k]      state after k applications (k = 0 .. K)
+trace.records[k]     what the model recorded in application k (k = 0 .. K - 1)
 """
 
 from dataclasses import dataclass, field

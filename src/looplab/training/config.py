@@ -18,6 +18,8 @@ from looplab.recurrence.depth.base import DepthSampler
 from looplab.recurrence.gradient.base import GradientStrategy
 from looplab.recurrence.gradient.full import FullBPTT
 from looplab.recurrence.gradient.segmented import SegmentedDetach
+from looplab.recurrence.gradient.truncated import TruncatedBPTT
+from looplab.recurrence.injection import NoInjection
 from looplab.training.optimizer import Optimizer
 from looplab.training.schedule import Schedule
 
@@ -65,6 +67,8 @@ class RunConfig:
     schedule: Schedule
     gradient: GradientStrategy = field(default_factory=FullBPTT)
     """Where the graph through the loop is cut."""
+    allow_untrained_prelude: bool = False
+    """Accept a gradient window on a core without injection, which cuts embeddings and prelude off from the loss."""
     steps: int = _free(1000)
     """Optimizer steps."""
     micro_batches: int = 1
@@ -111,6 +115,19 @@ class RunConfig:
             )
         if isinstance(self.gradient, SegmentedDetach) and self.objective.needs.states == "last":
             raise ValueError(_segments(self.gradient.every, type(self.objective).__name__))
+        window = _window(self.gradient)
+        blind = isinstance(getattr(self.model, "injection", None), NoInjection)
+        if window is not None and blind and window < self._deepest() and not self.allow_untrained_prelude:
+            raise ValueError(
+                f"TruncatedBPTT(window={window}) on a core without injection leaves 'embed' without gradient when "
+                f"num_steps > {window}. Use FullBPTT, add an injection, or set allow_untrained_prelude=True."
+            )
+
+    def _deepest(self) -> int:
+        """Most applications that a step may run."""
+        law, model = self.model.trained_depth, build(self.model, device="meta")
+        steps = max(law.support())
+        return steps if law.of_prefix else len(model.spec.plan(steps))
 
     def build_model(self) -> LoopedLM:
         """The untrained model of this run."""
@@ -128,6 +145,11 @@ class RunConfig:
             hint, known = did_you_mean(str(kind), classes), ", ".join(sorted(classes))
             raise KeyError(f"Unknown choice {kind!r} for RunConfig.model.{hint} Known: {known}.")
         return from_dict(cls, {**data, "model": from_dict(classes[kind], written, path="RunConfig.model")})
+
+
+def _window(gradient: GradientStrategy) -> int | None:
+    inner = getattr(gradient, "inner", gradient)
+    return inner.window if isinstance(inner, TruncatedBPTT) else None
 
 
 def _segments(every: int, objective: str) -> str:

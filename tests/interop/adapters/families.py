@@ -40,6 +40,7 @@ INKLING = DENSE | {
     "loop_layer_index_end": 6,
     "loop_num_passes": 3,
     "loop_gate_rank": 4,
+    "initializer_range": 0.05,
 }
 del INKLING["intermediate_size"]
 
@@ -104,5 +105,5 @@ def native(name: str, seed: int = 0):
         with torch.no_grad():
             for label, parameter in model.named_parameters():
                 if label != "model.z_L_init":
-                    parameter.add_(0.1 * torch.randn_like(parameter))
+                    parameter.add_(0.05 * torch.randn_like(parameter))
     return model.eval()

@@ -3,8 +3,9 @@
     s_0 = mapping_in(embeddings(tokens));  s_i+1 = group_g(s_i), g = int(i / (L / groups))
     logits = predictions(s_L)
 
-Not causal, no key-value cache; only masked positions have a loss (`mask_token` is the id to put there). The head's bias
-exists twice in the library, and in some checkpoints the two differ: the trained one is `predictions.bias`, so it is tied.
+Not causal, no key-value cache; only masked positions have a loss (`mask_token` is the id to put there). The head's
+bias exists twice in the library, and in some checkpoints the two differ: `predictions.bias` is the trained one, so the
+other is tied to it.
 Deviations from the native forward: none, `Adapter.verify` compares the bits.
 Reference: Lan et al., arXiv:1909.11942.
 """

@@ -48,8 +48,8 @@ class Adapter(LoopedLM):
     ignored: ClassVar[str] = ""
     """Pattern of stored tensors that the readout does not use."""
     reference = "through transformers"
-    inner: nn.Module
-    layers: list[nn.Module]
+    inner: Any
+    layers: list[Any]
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -108,13 +108,12 @@ class Adapter(LoopedLM):
         per_row: PerRow | None = None,
         idle: Iterable[nn.Module] = (),
     ) -> Recording:
-        """The arguments of all layers for these tokens; `inputs` is what the body is called with besides `arguments`."""
+        """The arguments of all layers; `inputs` is what the body is called with besides `arguments`."""
         arguments = self.arguments(positions, valid, cache)
         return record(
             self.body,
             lambda: self.body(**inputs, **arguments),
             self.layers,
-            rows=positions.shape[0],
             drop=drop,
             own_positional=own_positional,
             per_row=per_row,
@@ -167,9 +166,7 @@ class Adapter(LoopedLM):
         return tokens, valid
 
 
-def positions_of(
-    tokens: Int[Tensor, "batch seq"], valid: Bool[Tensor, "batch seq"] | None
-) -> Int[Tensor, "batch seq"]:
+def positions_of(tokens: Int[Tensor, "batch seq"], valid: Bool[Tensor, "batch seq"] | None) -> Int[Tensor, "batch seq"]:
     """0, 1, .. along each row; padding does not count."""
     own = torch.ones_like(tokens) if valid is None else valid.long()
     return (own.cumsum(dim=1) - 1).clamp(min=0)

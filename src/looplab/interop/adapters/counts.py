@@ -1,6 +1,6 @@
 """Exact counts of somebody else's model: what its modules hold and what its attention reads.
 
-    matmul = entries of all weight matrices below a module: linear layers, and the transposed ones of GPT-2
+matmul = entries of all weight matrices below a module: linear layers, and the transposed ones of GPT-2
 """
 
 from collections.abc import Iterable, Sequence

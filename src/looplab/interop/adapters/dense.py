@@ -25,10 +25,10 @@ from looplab.recurrence.spec import BlockSpec, LoopSpec, StateField
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where a family keeps its parts. Names are paths of modules; parts that a model lacks are left out."""
+    """Where a family keeps its parts. A part that a model lacks is None there, and left out."""
 
     body: str
-    """What embeds and runs the layers; the other paths start here."""
+    """Path of what embeds and runs the layers; the other parts are its own."""
     embedding: str
     layers: str
     readout: tuple[str, ...]
@@ -46,7 +46,7 @@ class DenseAdapter(Adapter):
     def __init__(self, inner: Any):
         super().__init__()
         self.inner = inner
-        self.layers = list(self.part(self.layout.layers))  # type: ignore[arg-type]
+        self.layers = list(self.part(self.layout.layers))
         self.spec = _spec(self)
 
     @classmethod
@@ -62,12 +62,9 @@ class DenseAdapter(Adapter):
     def body(self) -> nn.Module:
         return self.inner.get_submodule(self.layout.body)
 
-    def part(self, path: str) -> nn.Module | None:
-        """A module below the body, or None where this model has none."""
-        found: Any = self.body
-        for name in filter(None, path.split(".")):
-            found = getattr(found, name, None)
-        return found if path else None
+    def part(self, name: str) -> Any:
+        """A module of the body, or None where this model has none."""
+        return getattr(self.body, name, None) if name else None
 
     def encode(
         self,
@@ -98,8 +95,8 @@ class DenseAdapter(Adapter):
     def coda(
         self, state: Float[Tensor, "batch seq dim"], context: ReplayContext, cache: Cache | None = None
     ) -> Float[Tensor, "batch seq width"]:
-        for path in self.layout.readout:
-            module = self.part(path)
+        for name in self.layout.readout:
+            module = self.part(name)
             state = state if module is None else module(state)
         return state
 

@@ -4,8 +4,8 @@
     s_t+1 = core(norm(s_t) + e)
     logits = head(norm(coda(s_R)))
 
-norm is the L2 norm without a weight. The library reads the number of loops from its configuration at every forward; here
-it is an argument. The library's cache "per_loop" is `DepthIndexed`, "last_loop" is `Single`, which does not equal
+norm is the L2 norm without a weight. The library reads the number of loops from its configuration at every forward;
+here it is an argument. The library's cache "per_loop" is `DepthIndexed`, "last_loop" is `Single`, which does not equal
 recomputation. Deviations from the native forward: none, `Adapter.verify` compares the bits.
 """
 

@@ -7,8 +7,8 @@
 
 Each stack ends in its final norm, without a weight. The library takes the numbers of cycles from its configuration and
 turns gradients off in early low cycles, even in eval mode; here depth is an argument and gradients follow the gradient
-strategy. Prompts that attend in both directions need `extras={"token_type": ...}` (1 on the prompt); without it attention
-is causal, and `notes` says so. Deviations from the native forward: none, `Adapter.verify` compares the bits.
+strategy. Prompts that attend in both directions need `extras={"token_type": ...}` (1 on the prompt); without it
+attention is causal, and `notes` says so. Deviations from the native forward: none, `Adapter.verify` compares the bits.
 """
 
 from collections.abc import Mapping

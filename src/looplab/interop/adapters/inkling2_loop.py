@@ -10,10 +10,11 @@ So the state of pass t - 1 enters pass t only through messages, and pass 0 ignor
 pass 0 is another (`operator_class` = min(t, 1)). A pass t >= 1 that follows no pass was never trained: its messages are
 then made of copies of the prelude's output.
 
-Deviations. Rows that run pass 0 and rows that run a later one are separated inside `step`, which reads `iteration`: running
-both functions on all rows would double the cost. `cost.blocks` counts a later pass; the messages, which pass 0 does not
-make, are `messages` of `Inkling2Loop`. No key-value cache: a slot of the library holds convolution states too. Experts run
-one by one, so that only the chosen ones cost. Nothing else; `Adapter.verify` compares the bits.
+Deviations. Rows that run pass 0 and rows that run a later one are separated inside `step`, which reads `iteration`:
+running both functions on all rows would double the cost. `cost.blocks` counts a later pass; the messages, which pass 0
+does not make, are `messages` of `Inkling2Loop`. No key-value cache: a slot of the library holds convolution states too.
+Experts run one by one, so that only the chosen ones cost. Logits before a changed token move by rounding only, because
+the experts' groups change. Nothing else; `Adapter.verify` compares the bits.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,7 +36,6 @@ from looplab.recurrence.depth import FixedDepth
 from looplab.recurrence.kv import Cache, DepthIndexed
 from looplab.recurrence.plan import ModelLoop
 from looplab.recurrence.spec import BlockSpec, LoopSpec, StateField
-
 
 PARTS = ("hidden", "blocks")
 """Fields of the state."""
@@ -217,9 +217,7 @@ def _spec(adapter: Inkling2Loop) -> LoopSpec:
     return LoopSpec(
         name="inkling2_loop",
         version="1",
-        blocks=(
-            BlockSpec(layers=tuple(adapter.core_layers), params=params.core[0], reads=PARTS, writes=PARTS),
-        ),
+        blocks=(BlockSpec(layers=tuple(adapter.core_layers), params=params.core[0], reads=PARTS, writes=PARTS),),
         order=ModelLoop(num_steps=config.loop_num_passes),
         trained_depth=FixedDepth(num_steps=config.loop_num_passes),
         operator_class=first_or_later,

@@ -8,7 +8,7 @@ the model says so. Nothing of a family's forward is written again here, which is
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,7 +68,6 @@ def record(
     forward: Callable[[], Any],
     layers: Sequence[nn.Module],
     *,
-    rows: int,
     drop: frozenset[str] = frozenset(),
     own_positional: bool = False,
     per_row: PerRow | None = None,
@@ -80,7 +79,6 @@ def record(
         root: What holds the layers.
         forward: Calls the native model.
         layers: In the order in which their numbers are used later. Only the first call of each is kept.
-        rows: Rows of the batch; a tensor with one row stands for all of them.
         drop: Names of arguments that the replaying adapter gives itself, or leaves to their defaults.
         own_positional: The adapter gives all positional arguments itself.
         per_row: By name, how an argument without a row axis becomes one with it.
@@ -99,15 +97,12 @@ def record(
 
     stand_ins = {layer: stand_in(index) for index, layer in enumerate(layers)}
     stand_ins |= dict.fromkeys(idle, lambda *args: [a for a in args if isinstance(a, Tensor)][-1])
-    with _replaced(root, stand_ins):
-        try:
-            forward()
-        except _AllRecorded:
-            pass
+    with _replaced(root, stand_ins), suppress(_AllRecorded):
+        forward()
     missing = sorted(set(range(len(layers))) - set(found))
     if missing:
         raise RuntimeError(f"adapter: the native forward never called layers {missing}. Use the library's own classes.")
-    return _packed(found, rows, drop, own_positional, per_row or {})
+    return _packed(found, drop, own_positional, per_row or {})
 
 
 def replay(
@@ -191,7 +186,6 @@ def _replaced(root: nn.Module, answers: Mapping[nn.Module, Callable[..., Tensor]
 
 def _packed(
     found: dict[int, tuple[Tensor, tuple[Any, ...], dict[str, Any]]],
-    rows: int,
     drop: frozenset[str],
     own_positional: bool,
     per_row: PerRow,
@@ -205,8 +199,7 @@ def _packed(
             if id(value) not in places:
                 places[id(value)] = len(tensors)
                 kept.append(value)
-                value = per_row[name](value) if name in per_row else value
-                tensors.append(value.expand(rows, *value.shape[1:]) if value.shape[0] == 1 else value)
+                tensors.append(per_row[name](value) if name in per_row else value)
                 return _At(len(tensors) - 1)
             return _At(places[id(value)])
         if isinstance(value, SlotCache):

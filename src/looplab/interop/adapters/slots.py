@@ -1,7 +1,7 @@
 """One application of one layer, seen through our cache, in the shape the transformers library expects of a cache.
 
-The library's layers say which of *their* layers writes; a slot here belongs to (block, layer, iteration) instead. So the
-layer index is ignored, and whoever replays a layer says whose turn it is.
+The library's layers say which of *their* layers writes; a slot here belongs to (block, layer, iteration) instead. So
+the layer index is ignored, and whoever replays a layer says whose turn it is.
 """
 
 from typing import Any

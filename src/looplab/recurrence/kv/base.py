@@ -160,7 +160,11 @@ class Cache(ABC):
         return KVView(self, block, layer, iteration, self._active)
 
     def advance(self, tokens: int, executed: Mapping[int, Int[Tensor, "batch seq"]]) -> None:
-        """The call's tokens become past tokens; block -> iterations each of them ran (e(p)). Called once per forward."""
+        """The call's tokens become past tokens. Called once per forward, by the loop.
+
+        Args:
+            executed: Block -> iterations that each token ran, e(p); a block that is not named ran none.
+        """
         if self._readonly:
             return
         span = slice(self.length, self.length + tokens)
@@ -211,9 +215,7 @@ class Cache(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values of the tokens held; allocated but empty room is not counted."""
-        return sum(
-            2 * keys[:, :, :, : self.length].numel() * keys.element_size() for keys, _ in self._slots.values()
-        )
+        return sum(2 * keys[:, :, :, : self.length].numel() * keys.element_size() for keys, _ in self._slots.values())
 
     def storage(self, block: int, layer: int, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [slots, rows, kv_heads, capacity, head_dim] of one layer, made at first use."""

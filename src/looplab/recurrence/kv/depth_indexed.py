@@ -96,4 +96,6 @@ class DepthIndexedCache(Cache):
     def _some_missing(self, block: int) -> bool:
         """False if no past token stopped before the iteration of this launch; True also where rows differ."""
         least = self._least.get(block, 0)
-        return self.length > 0 and (least <= self.uniform if self.uniform is not None else least < self.iterations[block])
+        return self.length > 0 and (
+            least <= self.uniform if self.uniform is not None else least < self.iterations[block]
+        )

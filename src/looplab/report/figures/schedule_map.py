@@ -32,7 +32,7 @@ def schedule_map(result: AuditResult) -> Figure:
     plans = [Plan.parse(row.plan) for row in rows]
     wide = max(len(plan) for plan in plans)
     groups = _same(rows)
-    cell = 0.27 if wide <= 20 else max(0.21 if wide <= 36 else 0.0, 7.5 / wide)
+    cell = min(0.27, 7.5 / wide)
     reasons = 17 if any(row.reason for row in rows) else 0
     across = NAME * 0.27 / cell + wide + LANE * 0.27 / cell * (len(groups) + 1)
     figure = sheet(across * cell + 0.118 * reasons + 0.6, 0.235 * len(rows) + 0.65)
