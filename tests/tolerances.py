@@ -9,7 +9,7 @@ EXACT = {"rtol": 0.0, "atol": 0.0}
 """The same operations in the same order: the same bits."""
 
 TWIN = {"rtol": 1e-12, "atol": 1e-13}
-"""float64 outputs against a slow twin, values of order 1 (spec bound 1e-12 relative; measured 1e-14)."""
+"""float64 outputs against a slow twin, values of order 1 (spec bound 1e-12 relative;."""
 
 ROWS = {"rtol": 1e-11, "atol": 1e-12}
 """float64, the same row alone and in a batch: matrix products may sum in another order, nothing else differs."""

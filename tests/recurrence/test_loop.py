@@ -242,8 +242,11 @@ def test_a_walk_holds_no_more_states_than_the_trie_is_deep():
 
     model.step = step
     chain = trie({"all": ModelLoop(num_steps=8).plan(8, 1)})
-    assert walk(model, context, model.init_state(context, None), chain, lambda node, state: None) == 1
+    seen = []
+    visit = lambda node, state: seen.append(len(alive))  # noqa: E731
+    assert walk(model, context, model.init_state(context, None), chain, visit) == 1
     assert most == 2  # what goes in and what comes out
+    assert seen == [1]
     most = 0
     fan = trie({str(i): Plan.parse(f"[0.0 0.1 0.{i} 0.5]") for i in range(2, 8)})
     largest = walk(model, context, model.init_state(context, None), fan, lambda node, state: None)

@@ -101,7 +101,7 @@ def test_negative_numbers_are_refused():
 
 
 def test_iterations_are_one_more_than_the_largest_index_of_each_block():
-    assert Plan.parse("[0.2 0.3 1.0 0.3]").iterations() == {0: 4, 1: 1}
+    assert Plan.parse("[0.2 0.3 1.0 0.1]").iterations() == {0: 4, 1: 1}
     assert Plan.parse("[]").iterations() == {}
 
 

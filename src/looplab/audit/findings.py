@@ -66,7 +66,7 @@ def grouped(findings: Sequence[Finding]) -> list[Finding]:
         first = same[0]
         if len(names) > 1:
             where = {k: v for k, v in first.where.items() if k != "schedule"} | {"schedules": ", ".join(names)}
-            also = f" The same for {', '.join(names[1:])}." if first.where["schedule"] in first.message else ""
+            also = f" The same for {', '.join(names[1:])}." if names[0] in first.message else ""
             which = "" if also else f" Schedules: {', '.join(names)}."
             result.append(replace(first, message=f"{first.message}{also}{which}", where=where))
         elif names and names[0] not in first.message:

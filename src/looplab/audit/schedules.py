@@ -232,7 +232,7 @@ class Schedule:
 
     def _check(self, full: FullPlan) -> None:
         letter = _LETTER.get(self.family)
-        if letter in ("k", "a"):
+        if letter in ("k", "a") and self.argument is not None:
             low = full.kmid if self.family == "repeat_first" else 1
             if not low <= self.argument <= full.M:
                 raise ValueError(f"schedule {self} needs {low} <= {letter} <= {full.M}. Got {self.argument}.")

@@ -3,13 +3,15 @@
     hidden' = a * hidden + s b          s = root mean square of hidden on the fit tokens
     minimise   mean CE(head(hidden'), y) + lambda (sum (a - 1)^2 + sum b^2)
 
-It is convex where the head is linear. The penalty falls from infinity (the identity) to 1e-5, each fit starting at the
+It is convex where the head is linear. L-BFGS runs in coordinates in which the Fisher information at the start, estimated
+from labels drawn from the model's own prediction, plus the penalty's curvature, is the identity: that takes a few steps
+where plain L-BFGS takes a hundred, to the same minimum. The penalty falls from infinity (the identity) to 1e-5, each fit starting at the
 one before, and is chosen on the fifth of the documents with the smallest SHA-256(key + "lambda"), ties to the larger;
 then all documents are fitted.
 
 Reference: the readout calibrator of Dau, Khuat, Dung, "Beyond Depth Truncation", arXiv:2609.19934.
 Deviations: the published fits split tokens instead of documents, stop after 20 iterations, know three penalties, and
-use s = 1 (`scale=1.0` here).
+use s = 1 (`scale=1.0` here). Features beyond 2,048 are fitted without the change of coordinates.
 """
 
 import dataclasses
@@ -19,6 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 from looplab._types import Float, Int
@@ -30,8 +33,9 @@ STRENGTHS = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 MAX_ITERATIONS = 200
 MAX_GRADIENT = 1e-5
 TOKENS_PER_FEATURE = 4
-_STALL = 1e-8
 _POLISH = 20
+_WIDEST = 2048
+_SAMPLE = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,6 +71,21 @@ class _Solution:
     parameters: Tensor  # float64 "2 dim": gain, shift
     converged: bool = True
     iterations: int = 0
+
+
+class _Best:
+    """The flattest point seen: where no gradient entry is larger than `slope`."""
+
+    def __init__(self, start: Tensor):
+        self.parameters, self.gradient, self.slope = start, torch.zeros_like(start), math.inf
+
+    def see(self, parameters: Tensor, gradient: Tensor) -> bool:
+        """Whether this point is flatter than all before."""
+        slope = float(gradient.abs().max())
+        if slope >= self.slope:
+            return False
+        self.parameters, self.gradient, self.slope = parameters, gradient, slope
+        return True
 
 
 def fit_affine(
@@ -166,43 +185,87 @@ class _Problem:
     def solve(self, strength: float, start: Tensor) -> _Solution:
         if strength == math.inf:
             return _Solution(parameters=self.identity())
-        parameters = start.clone().requires_grad_()
-        optimizer = torch.optim.LBFGS(
-            [parameters],
-            max_iter=MAX_ITERATIONS,
-            max_eval=2 * MAX_ITERATIONS,
-            tolerance_grad=MAX_GRADIENT,
-            tolerance_change=_STALL,
-            history_size=20,
-            line_search_fn="strong_wolfe",
+        curvature = self._curvature(start)
+        curvature.diagonal().add_(2 * strength)
+        root = torch.linalg.cholesky(curvature)
+        best = _Best(start)
+
+        def place(u: Tensor) -> Tensor:
+            return start + torch.linalg.solve_triangular(root.mT, u[:, None], upper=True).view_as(start)
+
+        def loss_and_gradient(u: np.ndarray) -> tuple[float, np.ndarray]:
+            parameters = place(torch.from_numpy(u))
+            loss, gradient = self._penalised(parameters, strength)
+            best.see(parameters, gradient)
+            return loss, torch.linalg.solve_triangular(root, gradient.reshape(-1, 1), upper=False)[:, 0].numpy()
+
+        def until_flat(_: np.ndarray) -> None:
+            if best.slope <= MAX_GRADIENT:
+                raise StopIteration
+
+        found = minimize(
+            loss_and_gradient,
+            np.zeros(start.numel()),
+            jac=True,
+            method="L-BFGS-B",
+            callback=until_flat,
+            options={"maxcor": 20, "ftol": 0.0, "gtol": 0.0, "maxiter": MAX_ITERATIONS, "maxfun": 2 * MAX_ITERATIONS},
         )
-        identity = self.identity()
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            penalty = strength * (parameters - identity).square().sum()
-            penalty.backward()
-            return penalty.detach() + self._backward(parameters)
-
-        def steepest() -> float:
-            closure()
-            assert parameters.grad is not None
-            return float(parameters.grad.abs().max())
-
-        optimizer.step(closure)
-        reached, gradient = parameters.detach().clone(), steepest()
-        if gradient > MAX_GRADIENT:
-            # Losses differ by less than float32 can tell this near the minimum; gradients still tell the way.
-            optimizer.param_groups[0].update(line_search_fn=None, max_iter=_POLISH, tolerance_change=0.0)
-            optimizer.step(closure)
-            polished = steepest()
-            if polished < gradient:
-                reached, gradient = parameters.detach().clone(), polished
+        if best.slope > MAX_GRADIENT:
+            self._polish(best, strength)
         return _Solution(
-            parameters=reached,
-            converged=gradient <= MAX_GRADIENT,
-            iterations=int(optimizer.state[parameters]["n_iter"]),
+            parameters=best.parameters, converged=best.slope <= MAX_GRADIENT, iterations=int(found.nit)
         )
+
+    def _polish(self, best: "_Best", strength: float) -> None:
+        """Newton steps: near the minimum losses differ by less than float32 can tell, gradients still tell the way."""
+        curvature = self._curvature(best.parameters)
+        curvature.diagonal().add_(2 * strength)
+        root, length = torch.linalg.cholesky(curvature), 1.0
+        for _ in range(_POLISH):
+            if best.slope <= MAX_GRADIENT:
+                return
+            step = torch.cholesky_solve(best.gradient.reshape(-1, 1), root).view_as(best.parameters)
+            parameters = best.parameters - length * step
+            if not best.see(parameters, self._penalised(parameters, strength)[1]):
+                length /= 2
+
+    def _penalised(self, parameters: Tensor, strength: float) -> tuple[float, Tensor]:
+        """The penalised loss and its gradient."""
+        parameters = parameters.clone().requires_grad_()
+        penalty = strength * (parameters - self.identity()).square().sum()
+        penalty.backward()
+        loss = float(penalty.detach() + self._backward(parameters))
+        assert parameters.grad is not None
+        return loss, parameters.grad
+
+    def _curvature(self, parameters: Tensor) -> Tensor:
+        """Fisher information of the mean cross entropy, from one label per token drawn from the model's own prediction.
+
+        It only shapes the search, so a sample of the tokens is enough.
+        """
+        size = parameters.numel()
+        total = torch.zeros(size, size, dtype=torch.float64)
+        if size > 2 * _WIDEST:
+            return total + torch.eye(size, dtype=torch.float64)
+        self.passes += 1
+        draws = torch.Generator().manual_seed(0)
+        gain, shift = parameters.to(self.dtype)
+        sample = self.hidden[:: max(1, len(self.hidden) // max(_SAMPLE, 8 * size))].to(self.dtype)
+        logits = self.head(sample[:1])
+        rows = max(1, self.logit_bytes // (logits.element_size() * logits.shape[1]))
+        for start in range(0, len(sample), rows):
+            hidden = sample[start : start + rows]
+            probed = (hidden * gain + self.scale * shift).requires_grad_()
+            logits = self.head(probed)
+            rising = torch.softmax(logits.detach(), dim=1).cumsum(dim=1)
+            level = torch.rand(len(hidden), 1, generator=draws).to(rising) * rising[:, -1:]
+            labels = torch.searchsorted(rising, level, right=True)[:, 0].clamp(max=rising.shape[1] - 1)
+            loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+            (slope,) = torch.autograd.grad(loss, probed)
+            columns = torch.cat([slope * hidden, self.scale * slope], dim=1).double().cpu()
+            total += columns.mT @ columns / len(sample)
+        return total
 
     def _backward(self, parameters: Tensor) -> Tensor:
         """Adds the gradient of the mean cross entropy to `parameters.grad`, one chunk at a time; returns the mean."""
