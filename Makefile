@@ -2,11 +2,14 @@
 PYTHON ?= $(firstword $(shell command -v python3.11) python3)
 BIN := .venv/bin
 WORKERS ?= auto
+# Enough documents for intervals without a warning; an audit with the defaults takes a few minutes.
+DEMO := --documents 100 --calibration-documents 50 --affine-tokens 3000
 
 .PHONY: demo test lint types wheel clean
 
 demo: .venv/installed
-	$(BIN)/looplab audit text-2x4-fixed --out demo-out
+	$(BIN)/looplab audit text-2x4-sampled $(DEMO) --control none --controls none --grid 1,2,4,8 --quiet --out demo-out/sampled
+	$(BIN)/looplab audit text-2x4-fixed $(DEMO) --controls suffix --beside demo-out/sampled --out demo-out/fixed
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n $(WORKERS)

@@ -9,7 +9,7 @@ EXACT = {"rtol": 0.0, "atol": 0.0}
 """The same operations in the same order: the same bits."""
 
 TWIN = {"rtol": 1e-12, "atol": 1e-13}
-"""float64 outputs against a slow twin, values of order 1 (spec bound 1e-12 relative;."""
+"""float64 outputs against a slow twin, values of order 1."""
 
 ROWS = {"rtol": 1e-11, "atol": 1e-12}
 """float64, the same row alone and in a batch: matrix products may sum in another order, nothing else differs."""
@@ -72,4 +72,4 @@ BATCHED32 = {"rtol": 1e-5, "atol": 0.0}
 """Mean losses of a float32 model whose rows were launched in batches of another size."""
 
 ROWS_FLOAT32 = {"rtol": 1e-5, "atol": 1e-5}
-"""float32, the same row alone, among others, padded or decoded token by token: other sizes of matrix products (spec bound)."""
+"""float32, the same row alone, among others, padded or decoded token by token: other sizes of matrix products."""

@@ -29,12 +29,16 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     loaded = looplab.load(options.model)
     model = loaded.model
-    texts = [d.text for d in builtin_corpus("heldout").documents if len(d.text.encode()) >= options.tokens][: options.documents]
+    texts = [d.text for d in builtin_corpus("heldout").documents if len(d.text.encode()) >= options.tokens][
+        : options.documents
+    ]
     ids = torch.tensor([loaded.tokenizer.encode(text)[: options.tokens] for text in texts])
     full = schedules.full_plan(model.spec)
     units = len(full.units)
     grid = range(1, units)
-    asked = [schedules.full()] + [rule(k) for k in grid for rule in (schedules.prefix, schedules.suffix, schedules.repeat)]
+    asked = [schedules.full()] + [
+        rule(k) for k in grid for rule in (schedules.prefix, schedules.suffix, schedules.repeat)
+    ]
     plans = {str(s): s.plan(full) for s in asked}
     root = schedules.trie({name: (plan, full.word(plan)) for name, plan in plans.items()})
     with torch.no_grad():
@@ -67,7 +71,10 @@ def main() -> None:
         schedule_by_schedule.run(model, context, state, plans, visit, ledger)
         return ledger
 
-    counts = {name: side(read=True).row_applications // len(ids) for name, side in (("shared", shared), ("separate", separate))}
+    counts = {
+        name: side(read=True).row_applications // len(ids)
+        for name, side in (("shared", shared), ("separate", separate))
+    }
     assert losses["shared"] == losses["separate"], "the two sides do not compute the same losses"
     assert counts["shared"] == root.size(), "the shared walk ran more than the trie has nodes"
     slow, fast = paired(separate, shared, pairs=options.pairs)

@@ -61,10 +61,12 @@ class DocumentSums:
 class Fit(Protocol):
     """What the bootstrap needs of a temperature fit (`probes.Temperature`)."""
 
-    beta: float
-    status: str
-    sums: DocumentSums
-
+    @property
+    def beta(self) -> float: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def sums(self) -> DocumentSums: ...
     @property
     def boundary(self) -> bool: ...
 

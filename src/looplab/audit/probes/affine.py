@@ -3,11 +3,11 @@
     hidden' = a * hidden + s b          s = root mean square of hidden on the fit tokens
     minimise   mean CE(head(hidden'), y) + lambda (sum (a - 1)^2 + sum b^2)
 
-It is convex where the head is linear. L-BFGS runs in coordinates in which the Fisher information at the start, estimated
-from labels drawn from the model's own prediction, plus the penalty's curvature, is the identity: that takes a few steps
-where plain L-BFGS takes a hundred, to the same minimum. The penalty falls from infinity (the identity) to 1e-5, each fit starting at the
+It is convex where the head is linear. The penalty falls from infinity (the identity) to 1e-5, each fit starting at the
 one before, and is chosen on the fifth of the documents with the smallest SHA-256(key + "lambda"), ties to the larger;
-then all documents are fitted.
+then all documents are fitted. L-BFGS runs in coordinates in which the Fisher information at the start, estimated from
+labels drawn from the model's own prediction, plus the penalty's curvature, is the identity: a few steps lead to the
+minimum that plain L-BFGS needs a hundred for.
 
 Reference: the readout calibrator of Dau, Khuat, Dung, "Beyond Depth Truncation", arXiv:2609.19934.
 Deviations: the published fits split tokens instead of documents, stop after 20 iterations, know three penalties, and
@@ -213,9 +213,7 @@ class _Problem:
         )
         if best.slope > MAX_GRADIENT:
             self._polish(best, strength)
-        return _Solution(
-            parameters=best.parameters, converged=best.slope <= MAX_GRADIENT, iterations=int(found.nit)
-        )
+        return _Solution(parameters=best.parameters, converged=best.slope <= MAX_GRADIENT, iterations=int(found.nit))
 
     def _polish(self, best: "_Best", strength: float) -> None:
         """Newton steps: near the minimum losses differ by less than float32 can tell, gradients still tell the way."""

@@ -55,7 +55,7 @@ _OWN = {
     "lines.markersize": 5.5,
     "svg.hashsalt": "looplab",
     "svg.fonttype": "path",
-    "pdf.fonttype": 42,
+    "pdf.fonttype": 3,
     "pdf.compression": 6,
 }
 # The reader's matplotlibrc must not reach the page: every setting starts from matplotlib's own default.
