@@ -118,6 +118,26 @@ def test_t2_finds_a_forward_that_is_not_the_plan():
     exact_failure(CountsCalls(), "T2", "rollout differs from the model's forward by")
 
 
+class WrapsAnother(Mixing):
+    """An adapter whose original forward gives other logits than its plan."""
+
+    shift = 0.5
+
+    def native(self, tokens, valid=None):
+        context = self.encode(tokens)
+        state = self.init_state(context, None)
+        for block, iteration in self.spec.plan():
+            state = self.step(state, context, block, torch.full((len(tokens),), iteration))
+        return self.head(self.coda(state, context)) + self.shift
+
+
+def test_t2_finds_an_original_forward_that_is_not_the_plan():
+    exact_failure(WrapsAnother(), "T2", "rollout differs from the model's forward by")
+    honest = WrapsAnother()
+    honest.shift = 0.0
+    assert all(test.passed for test in run(honest)[0])
+
+
 def test_t3_stops_at_a_model_that_reads_padding_on_both_sides():
     class LooksRight(Mixing):
         def step(self, state, context, block, iteration, cache=None, *, record=None):

@@ -1,7 +1,7 @@
 """Nine checks of a model before any number of it is believed, on four of its own evaluation documents.
 
     T1 readout     head of gathered hidden states = the model's logits
-    T2 native      a plain loop over the full plan = the model's forward
+    T2 native      a plain loop over the full plan = the model's forward, and the original forward that an adapter wraps
     T3 padding     scored losses do not change under left and right padding
     T4 batch       rows permuted, or alone, give the same
     T5 repeatable  twice the same run, the same bits
@@ -162,10 +162,14 @@ class Checks:
         gathered = self.runner.head(native.hidden.cpu().flatten(0, 1)).unflatten(0, native.hidden.shape[:2]).detach()
         rolled = self._logits(self.runner.rollout(self.full.plan, context, state), context)
         self._count(self.full.plan, *tokens.shape)
-        return (
-            self._judge("T1", difference(gathered, model_logits)),
-            self._judge("T2", difference(rolled, model_logits)),
-        )
+        margin = difference(rolled, model_logits)
+        if self.full.plan == self.runner.spec.plan():
+            with torch.no_grad():
+                original = self.runner.model.native(tokens.to(context.embeds.device))
+            if original is not None:
+                self._count(self.full.plan, *tokens.shape)
+                margin = max(margin, difference(rolled, original.cpu()))
+        return self._judge("T1", difference(gathered, model_logits)), self._judge("T2", margin)
 
     def padding(self) -> tuple[SelfTest, list[Finding]]:
         """T3. Padding on the left may fail alone, for a model that ignores its mask: the audit pads on the right."""

@@ -88,6 +88,10 @@ class LoopedLM(nn.Module, ABC):
     def head(self, hidden: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch vocab"]:
         """Logits in float32, columns of the true vocabulary only."""
 
+    def native(self, tokens: Int[Tensor, "batch seq"], valid: Bool[Tensor, "batch seq"] | None = None) -> Tensor | None:
+        """Logits of the original forward at default depth, where this model wraps one; otherwise None."""
+        return None
+
     def halt(self, state: Any) -> Tensor:
         """The trained stopping score (layout: `spec.halt`)."""
         raise ValueError(f"{self.spec.name} has no trained gate; exit rules available: latent, acceleration, kl")
