@@ -35,6 +35,11 @@ def test_more_steps_cost_more_and_keep_more(capsys):
     assert four["kv_bytes"] > two["kv_bytes"]
 
 
+def test_flops_are_counted_for_a_sequence_the_model_can_take(capsys):
+    assert described(capsys, "text-core")["cost"]["tokens"] == 256
+    assert described(capsys, "tiny-core")["cost"]["tokens"] == 1024
+
+
 def test_one_count_per_block(capsys):
     facts = described(capsys, "tiny-blocks", "--num-steps", "1", "3")
     assert facts["plan"] == "[0.0 1.0 1.1 1.2]"
@@ -60,7 +65,11 @@ def test_tables_show_what_json_says(capsys, monkeypatch):
         (["tiny-core", "--tokens", "0"], exit_codes.USAGE, "describe: --tokens must be at least 1. Got 0."),
         (["tiny-blocks", "--num-steps", "9"], exit_codes.USAGE, "describe: embedding has 4 iterations"),
         (["tiny-blocks", "--num-steps", "-1"], exit_codes.USAGE, "describe: num_steps must be an int >= 0"),
-        (["tiny-blokcs"], exit_codes.MODEL, "'tiny-blokcs'"),
+        (
+            ["tiny-blokcs"],
+            exit_codes.MODEL,
+            "Got 'tiny-blokcs'. Did you mean 'tiny-blocks'? Built in: text-2x4-fixed, ",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_its_code(argv, code, message, capsys):

@@ -9,7 +9,7 @@ from looplab import cli
 from looplab.cli import COMMANDS, GROUPS, exit_codes, main
 from source import SRC
 
-NOT_COMMANDS = {"__init__", "__main__", "exit_codes"}
+NOT_COMMANDS = {"__init__", "__main__", "device", "exit_codes"}
 
 
 def test_the_table_and_the_folder_agree():
@@ -82,6 +82,14 @@ def test_an_unexpected_error_keeps_its_traceback(probe):
     probe.main = fail
     with pytest.raises(RuntimeError, match="ours"):
         main(["probe"])
+
+
+def test_a_reader_that_leaves_is_no_error_of_ours():
+    code = "import sys; from looplab.cli import main; sys.stdout.reconfigure(line_buffering=True); sys.exit(main(['train', '--help']))"
+    left = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    left.stdout.close()
+    assert left.stderr.read() == ""
+    assert left.wait() == exit_codes.UNEXPECTED
 
 
 def test_an_interrupt_is_130(probe, capsys):

@@ -93,12 +93,52 @@ def test_a_changed_configuration_is_refused(tiny, capsys):
         (["--evaluation.depths", "9"], exit_codes.USAGE, "train: Evaluation.depths must be at most 4 for this model."),
         (["--data.sources", "gone.txt"], exit_codes.DATA, "train: gone.txt: no such file."),
         (["--model.vocab", "100"], exit_codes.DATA, "train: token id "),
+        (
+            ["--device", "abacus"],
+            exit_codes.USAGE,
+            "train: --device must be one that this PyTorch can use, such as cpu.",
+        ),
     ],
 )
-def test_a_mistake_is_one_line_and_its_code(tiny, tmp_path, capsys, extra, code, message):
+def test_a_mistake_is_one_line_and_its_code_and_leaves_nothing(tiny, tmp_path, capsys, extra, code, message):
     got, line = refused([*tiny, *extra], capsys)
     assert got == code
     assert line.startswith(message)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file."),
+        ("{", "which is not JSON ("),
+        ("[]", "which holds no configuration."),
+        ('{"config": 3}', "which holds no configuration."),
+    ],
+)
+def test_a_file_that_is_no_run_is_refused(tmp_path, capsys, content, message):
+    file = tmp_path / "old.json"
+    if content is not None:
+        file.write_text(content)
+    code, line = refused(["train", str(file), "--out", str(tmp_path / "run")], capsys)
+    assert code == exit_codes.USAGE
+    assert line.startswith("train: RECIPE must be ")
+    assert message in line
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tiny, tmp_path, capsys):
+    (tmp_path / "run").write_text("precious")
+    code, line = refused(tiny, capsys)
+    assert (code, line) == (
+        exit_codes.BUSY,
+        f"train: {tmp_path / 'run'} must be a folder. Got a file. Choose another folder.",
+    )
+    assert (tmp_path / "run").read_text() == "precious"
+
+
+def test_after_a_mistake_the_corrected_command_runs(tiny, tmp_path, capsys):
+    refused([*tiny, "--data.sources", "gone.txt"], capsys)
+    assert main([*tiny, "--steps", "1"]) == exit_codes.DONE
 
 
 def test_a_mistake_inside_a_field_is_named(tiny, capsys):

@@ -180,6 +180,15 @@ def test_foreign_and_later_formats_are_refused(folder):
         load_folder(folder)
 
 
+@pytest.mark.parametrize("key", ["model", "config", "tokenizer"])
+def test_a_config_without_its_parts_is_refused(folder, key):
+    facts = json.loads((folder / "config.json").read_text())
+    del facts[key]
+    (folder / "config.json").write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match=f"config.json has no '{key}'. Copy it again"):
+        load_folder(folder)
+
+
 def test_an_unknown_model_or_key_gets_a_suggestion(folder):
     facts = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**facts, "model": "lopped"}))

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from looplab.data.documents import DataError
 from looplab.objectives import NextToken
 from looplab.training.config import RunConfig
 from looplab.training.folder import FolderError, claim, finished, locked
@@ -48,6 +49,15 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(FolderError, match="must be empty or hold a run. Found: thesis.tex. Choose another folder."):
         train(tiny_run(tmp_path), run)
     assert [p.name for p in run.iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_that_cannot_go_on_keeps_its_folder(tmp_path):
+    config = tiny_run(tmp_path, steps=1)
+    train(config, tmp_path / "run")
+    (tmp_path / "text.jsonl").write_text('{"text": "another"}')
+    with pytest.raises(DataError, match="changed since step 1"):
+        train(dataclasses.replace(config, steps=2), tmp_path / "run")
+    assert {"run.json", "lock", "step_1"} <= {p.name for p in (tmp_path / "run").iterdir()}
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):

@@ -450,8 +450,6 @@ class AuditResult:
 
     def __str__(self) -> str:
         lines = [f"audit of {self.model.name}"]
-        if self.model.dense:
-            lines.append(DENSE_MESSAGE)
         lines += [domain.verdict.sentence for domain in self.domains]
         lines += ["", self.table(), ""]
         lines += [str(finding) for finding in self.findings if finding.level is not Level.INFO]

@@ -5,6 +5,7 @@ the chosen module is imported, so `looplab --help` is quick and needs no PyTorch
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -65,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = error.message.startswith(f"{speaker}: ")
         print(error.message if said else f"{speaker}: {error.message}", file=sys.stderr)
         return error.code
+    except BrokenPipeError:  # the reader left, as `head` does; without this the flush at exit would complain too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.UNEXPECTED
     except KeyboardInterrupt:
         print(f"{name}: interrupted.", file=sys.stderr)
         return exit_codes.INTERRUPTED

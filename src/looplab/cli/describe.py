@@ -3,7 +3,8 @@
 import json
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich import box
@@ -12,11 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 import looplab
+from looplab._registry import did_you_mean
 from looplab.cli import exit_codes
+from looplab.interop import builtin_names
 from looplab.models.base import PRESETS, LoopedLM, build
 from looplab.recurrence.plan import Plan, Steps
 from looplab.recurrence.spec import LoopSpec
 
+TOKENS = 1024
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -24,12 +28,12 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class Options:
     """Describe one model: blocks and plan, trained depth, parameters, FLOPs and KV bytes, all exact."""
 
-    model: tyro.conf.Positional[str]
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
     """A checkpoint folder, the name of a built-in checkpoint, or the name of a preset (see `looplab list`)."""
     num_steps: tuple[int, ...] = ()
     """Iterations per block: one number, or one per block. Default: what the model itself runs."""
-    tokens: int = 1024
-    """Length of the sequence that FLOPs are counted for, in tokens."""
+    tokens: int | None = None
+    """Length of the sequence that FLOPs are counted for. Default: 1024, or the longest context where that is shorter."""
     kv_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Dtype of cached keys and values."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -39,12 +43,13 @@ class Options:
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit code."""
     options = tyro.cli(Options, args=argv, prog="looplab describe")
-    if options.tokens < 1:
+    if options.tokens is not None and options.tokens < 1:
         raise exit_codes.UserError(f"--tokens must be at least 1. Got {options.tokens}.", exit_codes.USAGE)
     model = open_model(options.model)
     with exit_codes.user_error(exit_codes.USAGE, (ValueError,)):
         plan = model.spec.plan(_steps(options.num_steps))
-    facts = description(model.spec, plan, tokens=options.tokens, kv_dtype=options.kv_dtype)
+    tokens = options.tokens or min(TOKENS, model.spec.max_positions or TOKENS)
+    facts = description(model.spec, plan, tokens=tokens, kv_dtype=options.kv_dtype)
     facts = {"model": options.model, "reference": model.reference, **facts}
     if options.json:
         print(json.dumps(facts, indent=1))
@@ -57,6 +62,13 @@ def open_model(name: str) -> LoopedLM:
     """The preset `name` without weights, or the checkpoint that `looplab.load` finds."""
     if name in PRESETS:
         return build(PRESETS[name](), device="meta")
+    if name not in builtin_names() and not Path(name).is_dir():
+        near = did_you_mean(name, [*PRESETS, *builtin_names()])
+        raise exit_codes.UserError(
+            f"MODEL must be a checkpoint folder, a built-in name or a preset. Got {name!r}.{near} "
+            f"Built in: {', '.join(builtin_names())}. Presets: {', '.join(PRESETS)}.",
+            exit_codes.MODEL,
+        )
     with exit_codes.user_error(exit_codes.MODEL):
         return looplab.load(name).model
 

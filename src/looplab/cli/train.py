@@ -11,6 +11,7 @@ import tyro
 
 from looplab._config import config_hash
 from looplab.cli import exit_codes
+from looplab.cli.device import check_device
 from looplab.data.documents import DataError
 from looplab.recipes import RECIPES
 from looplab.records import RunRecord
@@ -50,6 +51,7 @@ def main(argv: Sequence[str]) -> int:
         return exit_codes.DONE if argv else exit_codes.USAGE
     options = _parse(argv[0], argv[1:])
     config = options.run
+    check_device(options.device)
     print(f"{config.recipe}  config {config_hash(config)}  out {options.out}", file=sys.stderr)
     display = choose_display(config.log_every, quiet=options.quiet)
     with (
@@ -100,6 +102,7 @@ def summary(record: RunRecord, folder: Path) -> str:
 def _parse(recipe: str, argv: Sequence[str]) -> Options:
     with exit_codes.user_error(exit_codes.USAGE):
         configuration = _configuration(recipe)
+    with exit_codes.user_error(exit_codes.USAGE, (ValueError, TypeError, KeyError)):
 
         @dataclass(frozen=True, kw_only=True)
         class OfRecipe(Options):
@@ -118,5 +121,17 @@ def _configuration(recipe: str) -> RunConfig:
     """The recipe of this name, or the configuration in a run.json."""
     if recipe in RECIPES or not recipe.endswith(".json"):
         return RECIPES[recipe]()
-    data = json.loads(Path(recipe).read_bytes())
-    return RunConfig.read(data.get("config", data))
+    if not Path(recipe).is_file():
+        raise FileNotFoundError(
+            f"RECIPE must be a recipe or the run.json of an earlier run. Got {recipe!r}: no such file."
+        )
+    try:
+        data = json.loads(Path(recipe).read_bytes())
+    except ValueError as error:
+        raise ValueError(
+            f"RECIPE must be a run.json. Got {recipe!r}, which is not JSON ({error}). Repair it."
+        ) from None
+    written = data.get("config", data) if isinstance(data, dict) else data
+    if not isinstance(written, dict):
+        raise ValueError(f"RECIPE must be a run.json. Got {recipe!r}, which holds no configuration. Give another file.")
+    return RunConfig.read(written)

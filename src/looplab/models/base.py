@@ -133,7 +133,9 @@ def prepare(
         ValueError: A token outside the vocabulary (checked on the CPU), a row without a valid token, padding on a side
             that the family does not support, too many positions, unknown extras, or a cache with a model that has none.
     """
-    if tokens.device.type == "cpu":
+    # A compiled graph cannot branch on values, so there the values are trusted.
+    checked = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
+    if checked:
         _check_vocabulary(spec, tokens)
     given = set(extras or ())
     if given - set(spec.extras) or {name for name, needed in spec.extras.items() if needed} - given:
@@ -146,7 +148,7 @@ def prepare(
     past = 0 if cache is None else cache.length
     if valid is not None:
         valid = _check_padding(spec, valid, past)
-    given_on_cpu = positions is not None and tokens.device.type == "cpu"
+    given_on_cpu = positions is not None and checked
     if positions is None:
         positions = _positions(tokens, cache, valid)
     if spec.max_positions is not None and (given_on_cpu or past + tokens.shape[1] > spec.max_positions):

@@ -107,6 +107,9 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
             f"load: {path} has schema {facts.get('schema')}, this version reads {SCHEMA}. "
             "Read it with the version that wrote it"
         )
+    absent = [key for key in ("model", "config", "tokenizer") if key not in facts]
+    if absent:
+        raise ValueError(f"load: {path} has no {', '.join(map(repr, absent))}. Copy it again")
     return facts
 
 

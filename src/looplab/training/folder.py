@@ -33,9 +33,13 @@ def locked(run: Path) -> Iterator[None]:
     """Holds the folder (made if missing). The lock ends with the process, however that ends.
 
     Raises:
-        FolderError: Another process holds it.
+        FolderError: Another process holds it, or it is a file.
     """
-    run.mkdir(parents=True, exist_ok=True)
+    new = not run.exists()
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise FolderError(f"{run} must be a folder. Got a file. Choose another folder.") from None
     # Opened before the check for strange files, so that a refused folder may gain this one empty file at most.
     fresh = not (run / LOCK).exists()
     with (run / LOCK).open("a") as file:
@@ -45,10 +49,25 @@ def locked(run: Path) -> Iterator[None]:
             raise FolderError(f"{run} is in use by another process. Wait for it, or choose another folder.") from None
         try:
             yield
-        except FolderError:
-            if fresh:
+        except Exception as error:
+            if fresh and (isinstance(error, FolderError) or not (run / CONFIG).exists()):
                 (run / LOCK).unlink()
+                if new:
+                    run.rmdir()
             raise
+
+
+@contextmanager
+def claimed(run: Path, config: RunConfig) -> Iterator[None]:
+    """Makes the folder that of this run, and lets go of a new one if the run cannot even begin (as for bad data)."""
+    new = not (run / CONFIG).exists()
+    claim(run, config)
+    try:
+        yield
+    except Exception:
+        if new:
+            (run / CONFIG).unlink()
+        raise
 
 
 def claim(run: Path, config: RunConfig) -> None:

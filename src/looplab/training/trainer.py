@@ -40,7 +40,7 @@ from looplab.training.config import RunConfig
 from looplab.training.display import Display
 from looplab.training.divergence import DivergedError, first_non_finite
 from looplab.training.evaluation import HeldOut, choose_depths
-from looplab.training.folder import METRICS, MODEL, RECORD, claim, finished, locked
+from looplab.training.folder import METRICS, MODEL, RECORD, claimed, finished, locked
 from looplab.training.metrics import MetricsFile
 from looplab.training.record import run_record
 from looplab.training.step import StepOutput, TrainingStep, draw_depth, draw_noise, split, to_device
@@ -60,8 +60,12 @@ def train(
     """
     run = Path(folder)
     with locked(run):
-        claim(run, config)
-        return finished(run, config) or Trainer(config, run, device=device, display=display).run()
+        with claimed(run, config):
+            record = finished(run, config)
+            if record is not None:
+                return record
+            trainer = Trainer(config, run, device=device, display=display)
+        return trainer.run()
 
 
 class Trainer:
