@@ -85,11 +85,11 @@ def test_an_unexpected_error_keeps_its_traceback(probe):
 
 
 def test_a_reader_that_leaves_is_no_error_of_ours():
-    code = "import sys; from looplab.cli import main; sys.stdout.reconfigure(line_buffering=True); sys.exit(main(['train', '--help']))"
-    left = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    left.stdout.close()
-    assert left.stderr.read() == ""
-    assert left.wait() == exit_codes.UNEXPECTED
+    words = [sys.executable, "-u", "-m", "looplab.cli", "--help"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
+        command.stdout.close()
+        assert command.stderr.read() == ""
+    assert command.returncode == exit_codes.UNEXPECTED
 
 
 def test_an_interrupt_is_130(probe, capsys):

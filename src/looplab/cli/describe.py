@@ -33,7 +33,7 @@ class Options:
     num_steps: tuple[int, ...] = ()
     """Iterations per block: one number, or one per block. Default: what the model itself runs."""
     tokens: int | None = None
-    """Length of the sequence that FLOPs are counted for. Default: 1024, or the longest context where that is shorter."""
+    """Length of the sequence that FLOPs are counted for. Default: 1024, or a shorter longest context."""
     kv_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Dtype of cached keys and values."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
