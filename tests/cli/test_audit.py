@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import json
 import re
+import shlex
 
 import pyarrow.parquet
 import pytest
@@ -137,6 +138,11 @@ def test_an_interrupted_audit_leaves_the_manifest_and_nothing_else(models, text,
     argv = [str(models / "tiny-core"), "--data", f"math={text}", *SMALL, "--out", str(tmp_path)]
     assert main(["audit", *argv]) == exit_codes.INTERRUPTED
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "manifest.json"]
+    told = capsys.readouterr().err.splitlines()[-2:]
+    assert told == [
+        f"Nothing is kept. To start again: {shlex.join(['looplab', 'audit', *argv])}",
+        "audit: interrupted.",
+    ]
 
 
 def test_a_folder_in_use_is_refused(models, text, tmp_path, capsys):
@@ -222,6 +228,8 @@ BAD_OPTIONS = {
     ("--init-seeds", "0"): "--init-seeds must be at least 1. Got 0.",
     ("--batch-tokens", "0"): "--batch-tokens must be at least 1. Got 0.",
     ("--data", "m.jsonl"): "--data must be NAME=PATH. Got 'm.jsonl'. Write text=m.jsonl.",
+    ("--data", "a/b=m.jsonl"): "--data NAME must be a plain file name. Got 'a/b'. Leave out / and a leading dot.",
+    ("--data", "..=m.jsonl"): "--data NAME must be a plain file name. Got '..'. Leave out / and a leading dot.",
     ("--schedule", "[0.0 9.9]"): "schedule [0.0 9.9] names block 9, but the model has blocks 0..1.",
 }
 
@@ -233,6 +241,12 @@ def test_a_bad_option_is_refused_by_name(models, text, tmp_path, capsys, options
     message = failed(capsys, exit_codes.USAGE, models / "tiny-blocks", *extra, *options, "--out", out)
     assert message == f"audit: {BAD_OPTIONS[options]}"
     assert not out.exists()
+
+
+def test_a_device_that_is_not_there_is_refused(models, text, tmp_path, capsys):
+    argv = [models / "tiny-blocks", "--data", f"math={text}", "--device", "abacus", "--out", tmp_path / "out"]
+    assert "such as cpu. Got 'abacus'" in failed(capsys, exit_codes.USAGE, *argv)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_misspelt_schedule_is_answered_with_a_suggestion(models, text, tmp_path, capsys):

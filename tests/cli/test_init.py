@@ -85,7 +85,7 @@ def test_an_unexpected_error_keeps_its_traceback(probe):
 
 
 def test_a_reader_that_leaves_is_no_error_of_ours():
-    words = [sys.executable, "-u", "-m", "looplab.cli", "--help"]
+    words = [sys.executable, "-u", "-m", "looplab.cli", "train", "text-core", "--help"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
         command.stdout.close()
         assert command.stderr.read() == ""

@@ -89,6 +89,7 @@ def test_a_changed_configuration_is_refused(tiny, capsys):
 @pytest.mark.parametrize(
     ("extra", "code", "message"),
     [
+        (["--optimizer.lr", "nan"], exit_codes.USAGE, "train: config: a number must be finite. Got nan."),
         (["--steps", "0"], exit_codes.USAGE, "train: RunConfig.steps must be at least 1. Got 0."),
         (["--evaluation.depths", "9"], exit_codes.USAGE, "train: Evaluation.depths must be at most 4 for this model."),
         (["--data.sources", "gone.txt"], exit_codes.DATA, "train: gone.txt: no such file."),

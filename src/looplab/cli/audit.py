@@ -1,12 +1,13 @@
 """`looplab audit MODEL`: what the depth of a model is worth, with intervals, in one folder."""
 
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -24,6 +25,7 @@ from looplab.audit.self_tests import NonFiniteError, SelfTestError
 from looplab.audit.tables import FolderTables
 from looplab.audit.watch import PHASES, Watcher
 from looplab.cli import exit_codes
+from looplab.cli.device import check_device
 from looplab.cli.exit_codes import UserError, user_error
 from looplab.data.corpus import builtin_corpus
 from looplab.data.documents import DataError, DocumentSet, read_documents
@@ -47,7 +49,7 @@ class Options:
     The same command in the same folder prints a finished audit again.
     """
 
-    model: tyro.conf.Positional[str]
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
     """A checkpoint folder, or the name of a built-in checkpoint (see `looplab list`)."""
     data: Repeated = ()
     """NAME=PATH of a .txt, .jsonl or .parquet file; may be given several times. Default: the built-in corpus."""
@@ -137,8 +139,11 @@ def main(argv: Sequence[str]) -> int:
     beside = [_finished(folder) for folder in options.beside]
     with user_error(exit_codes.BUSY, (FolderBusyError,)), AuditFolder(options.out) as folder:
         result = folder.claim(settings(plan), manifest_facts(plan, command), fresh=options.fresh)
-        if result is None:
-            result = _run(plan, options, watcher, command, beside)
+        try:
+            result = result or _run(plan, options, watcher, command, beside)
+        except KeyboardInterrupt:
+            print(f"Nothing is kept. To start again: {command}", file=sys.stderr)
+            raise
     print(result)
     print(f"Report: {options.out / 'report.html'}")
     return exit_code(result, options.fail_on)
@@ -241,12 +246,14 @@ def _with_grid(config: AuditConfig, text: str, spec: Any) -> AuditConfig:
 
 
 def named_paths(option: str, entries: Sequence[str]) -> dict[str, str]:
-    """NAME=PATH entries as a mapping; ValueError for another form or a name given twice."""
+    """NAME=PATH entries as a mapping; ValueError for another form, a name given twice or one that is no file name."""
     found: dict[str, str] = {}
     for entry in entries:
         name, separator, path = entry.partition("=")
         if not separator or not name or not path:
             raise ValueError(f"{option} must be NAME=PATH. Got {entry!r}. Write text={entry}.")
+        if "/" in name or name.startswith("."):  # names of files are made of it
+            raise ValueError(f"{option} NAME must be a plain file name. Got {name!r}. Leave out / and a leading dot.")
         if name in found:
             raise ValueError(f"{option} must name every domain once. Got {name!r} twice. Choose another name.")
         found[name] = path
@@ -263,8 +270,7 @@ def _read(option: str, sources: dict[str, str], text_field: str) -> dict[str, Do
 def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    with user_error(exit_codes.USAGE, (RuntimeError,)):
-        torch.empty(0, device=name)
+    check_device(name)
     return name
 
 

@@ -52,7 +52,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv[0], argv[1:])
     config = options.run
     check_device(options.device)
-    print(f"{config.recipe}  config {config_hash(config)}  out {options.out}", file=sys.stderr)
+    with exit_codes.user_error(exit_codes.USAGE, (ValueError,)):
+        digest = config_hash(config)  # refuses numbers that are not finite
+    print(f"{config.recipe}  config {digest}  out {options.out}", file=sys.stderr)
     display = choose_display(config.log_every, quiet=options.quiet)
     with (
         exit_codes.user_error(exit_codes.USAGE, (DepthError,)),
