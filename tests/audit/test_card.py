@@ -33,9 +33,9 @@ def test_a_model_without_a_repeated_block_is_dense():
 @pytest.mark.parametrize(
     ("depth", "words", "units"),
     [
-        (FixedDepth(num_steps=4), "FixedDepth(4)", (8, 8)),
-        (PrefixDepth(law=UniformDepth(low=1, high=8)), "PrefixDepth(UniformDepth(1, 8))", (1, 8)),
-        (UniformDepth(low=2, high=9), "UniformDepth(2, 9)", (4, 8)),
+        (FixedDepth(num_steps=4), "fixed 4", (8, 8)),
+        (PrefixDepth(law=UniformDepth(low=1, high=8)), "the first applications, uniform 1 to 8", (1, 8)),
+        (UniformDepth(low=2, high=9), "uniform 2 to 9", (4, 8)),
         (Unknown(), "unknown", None),
     ],
 )

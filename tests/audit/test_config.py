@@ -21,6 +21,7 @@ from looplab.audit.config import AuditConfig
         ("affine_tokens", 0, "--affine-tokens must be at least 1. Got 0."),
         ("level", 1.0, "--level must be between 0 and 1. Got 1.0."),
         ("margin_nats", 0.0, "--margin-nats must be greater than 0. Got 0.0."),
+        ("margin_nats", float("inf"), "--margin-nats must be greater than 0. Got inf."),
         ("margin_share", -0.1, "--margin-share must be greater than 0. Got -0.1."),
         ("init", "nought", "--init must be model or zero. Got 'nought'."),
         ("weighting", "loop", "--weighting must be token or document. Got 'loop'."),

@@ -70,3 +70,17 @@ def test_a_second_process_is_refused_with_the_number_of_the_first(tmp_path):
     assert other.returncode != 0
     assert f"{tmp_path} is in use by process {os.getpid()}. Wait or choose another --out." in other.stderr
     assert subprocess.run([sys.executable, "-c", script, str(tmp_path)]).returncode == 0
+
+
+def test_a_file_or_a_training_run_in_the_way_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    message = f"{tmp_path / 'file'} must be a folder. Got a file. Choose another --out."
+    with pytest.raises(FolderBusyError, match=exactly(message)), AuditFolder(tmp_path / "file"):
+        pass
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    message = f"{run} holds another run (training). Use another --out."
+    with pytest.raises(FolderBusyError, match=exactly(message)), AuditFolder(run):
+        pass
+    assert [path.name for path in run.iterdir()] == ["run.json"]

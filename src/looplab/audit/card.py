@@ -6,8 +6,8 @@ from typing import Any
 from looplab.audit.result import ModelCard
 from looplab.audit.runner import Runner, weight_hash
 from looplab.audit.schedules import FullPlan
-from looplab.recurrence.depth.base import Depth, DepthSampler
-from looplab.recurrence.depth.base import Grid as StepSizes
+from looplab.recurrence.depth import Depth, DepthSampler, FixedDepth, PrefixDepth, UniformDepth
+from looplab.recurrence.depth import Grid as StepSizes
 from looplab.recurrence.spec import BlockSpec, LoopSpec, ParamCount
 
 
@@ -28,7 +28,7 @@ def model_card(runner: Runner, full: FullPlan, *, name: str, source: str, tokeni
         parameters=_parameters(spec.params),
         dense=is_dense(full),
         blocks=tuple(_block_line(block) for block in spec.blocks),
-        default_steps=_steps(spec.default_steps),
+        default_steps="once each" if is_dense(full) else ", ".join(map(str, full.plan.iterations().values())),
         trained_depth=trained_depth(spec.trained_depth),
         trained_units=trained_units(spec, full),
         applications=len(full.plan),
@@ -55,6 +55,12 @@ def trained_depth(depth: Depth) -> str:
     """A depth law in words."""
     if isinstance(depth, StepSizes):
         return f"steps of sizes {', '.join(f'{size:g}' for size in depth.sizes)}"
+    if isinstance(depth, PrefixDepth):
+        return f"the first applications, {trained_depth(depth.law)}"
+    if isinstance(depth, FixedDepth):
+        return f"fixed {depth.num_steps}"
+    if isinstance(depth, UniformDepth):
+        return f"uniform {depth.low} to {depth.high}"
     return str(depth) if isinstance(depth, DepthSampler) else "unknown"
 
 
@@ -82,7 +88,3 @@ def _block_line(block: BlockSpec) -> str:
     layers = "layer" if len(block.layers) == 1 else "layers"
     ids = ", ".join(map(str, block.layers))
     return f"{layers} {ids}: reads {', '.join(block.reads)}; writes {', '.join(block.writes)}"
-
-
-def _steps(steps: int | tuple[int, ...]) -> str:
-    return ", ".join(map(str, steps)) if isinstance(steps, tuple) else str(steps)

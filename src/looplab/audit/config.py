@@ -4,6 +4,7 @@ The hash of this object names the audit; the equivalence margins are part of it,
 """
 
 import dataclasses
+import math
 
 PROBES = ("temperature", "affine")
 """Readout probes that can be asked for."""
@@ -58,7 +59,7 @@ class AuditConfig:
         if not 0 < self.level < 1:
             raise ValueError(f"--level must be between 0 and 1. Got {self.level}.")
         for name in ("margin_nats", "margin_share", "gap_floor"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"--{name.replace('_', '-')} must be greater than 0. Got {getattr(self, name)}.")
         for name, choices in (("init", ("model", "zero")), ("weighting", ("token", "document"))):
             if getattr(self, name) not in choices:

@@ -19,6 +19,8 @@ from looplab.audit.tables import DOCUMENTS, PROBES, TOKENS
 from looplab.records import dump_json, write_atomic
 
 MANIFEST, LEDGER, LOCK = "manifest.json", "ledger.json", ".lock"
+TRAINING = "run.json"
+"""What a training run writes first."""
 OWN = (RESULTS, LEDGER, TOKENS, DOCUMENTS, PROBES, "report.html", "tables.tex", "figures", MANIFEST)
 """Everything an audit writes; `fresh` removes these and nothing else."""
 
@@ -35,6 +37,10 @@ class AuditFolder:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> "AuditFolder":
+        if self.path.exists() and not self.path.is_dir():
+            raise FolderBusyError(f"{self.path} must be a folder. Got a file. Choose another --out.")
+        if (self.path / TRAINING).exists():
+            raise FolderBusyError(f"{self.path} holds another run (training). Use another --out.")
         self.path.mkdir(parents=True, exist_ok=True)
         lock = open(self.path / LOCK, "a+")  # held until __exit__
         try:

@@ -12,7 +12,11 @@ def model_card(result: Keyed) -> Table:
     card = result.model
     rows = [
         ("architecture", words(card.architecture), Cell(f"version {card.held.version}", card.version.path, card.home)),
-        ("depth as run", words(card.default_steps), Cell(f"{card.held.units} units", card.units.path, card.home)),
+        (
+            "iterations run, per block",
+            words(card.default_steps),
+            Cell(f"{card.held.units} units", card.units.path, card.home),
+        ),
         ("trained depth", words(card.trained_depth), Cell("")),
         (
             "applications",
