@@ -190,3 +190,16 @@ def test_choices_of_a_family_are_found_without_importing_their_files(tmp_path, m
     base = importlib.import_module("shapes_of_config.base")
     square = from_dict(base.Shape, {"kind": "Square", "side": 2})
     assert (type(square).__module__, square.side) == ("shapes_of_config.square", 2)
+
+
+def test_somebody_elses_dataclass_below_str_makes_no_choice_of_it():
+    @dataclass
+    class Tag(str):
+        note: str = ""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Named:
+        name: str
+
+    assert Tag("a") == "a"
+    assert from_dict(Named, {"name": "a"}) == Named(name="a")

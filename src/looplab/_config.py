@@ -95,7 +95,9 @@ def _canonical(value: Any) -> Any:
 
 
 def _concrete(cls: type) -> list[type]:
-    """`cls` and its subclasses, as far as they are dataclasses that can be built."""
+    """`cls` and its subclasses, as far as they are dataclasses that can be built; none for str, int and the like."""
+    if cls.__module__ == "builtins":
+        return []  # somebody else's dataclass below `str` is no choice of ours
     if cls.__module__.endswith(".base"):
         import_folder(cls.__module__.removesuffix(".base"))  # a family: each file of its folder may hold a choice
     own = [cls] if dataclasses.is_dataclass(cls) and not inspect.isabstract(cls) else []
