@@ -87,6 +87,16 @@ def test_the_solution_is_a_stationary_point_of_the_penalised_loss(strength):
     assert total.abs().max() <= 1.1e-5
 
 
+def test_features_beyond_the_widest_are_fitted_without_a_matrix_of_their_square(monkeypatch):
+    monkeypatch.setattr("looplab.audit.probes.affine._WIDEST", 4)
+    monkeypatch.delattr(_Problem, "_curvature")
+    hidden, head, targets, _, _, _ = planted(dtype=torch.float64)
+    problem = _Problem(hidden, head, targets, 1.0, 10**6)
+    solution = problem.solve(1e-2, problem.identity())
+    assert solution.converged
+    assert problem._penalised(solution.parameters, 1e-2)[1].abs().max() <= 1e-5
+
+
 def test_a_fifth_of_the_documents_chooses_and_is_not_fitted():
     chosen = heldout_documents(KEYS)
     assert len(chosen) == 8

@@ -185,18 +185,20 @@ class _Problem:
     def solve(self, strength: float, start: Tensor) -> _Solution:
         if strength == math.inf:
             return _Solution(parameters=self.identity())
-        curvature = self._curvature(start)
-        curvature.diagonal().add_(2 * strength)
-        root = torch.linalg.cholesky(curvature)
+        root = self._root(start, strength) if start.numel() <= 2 * _WIDEST else None
         best = _Best(start)
 
         def place(u: Tensor) -> Tensor:
+            if root is None:
+                return start + u.view_as(start)
             return start + torch.linalg.solve_triangular(root.mT, u[:, None], upper=True).view_as(start)
 
         def loss_and_gradient(u: np.ndarray) -> tuple[float, np.ndarray]:
             parameters = place(torch.from_numpy(u))
             loss, gradient = self._penalised(parameters, strength)
             best.see(parameters, gradient)
+            if root is None:
+                return loss, gradient.flatten().numpy()
             return loss, torch.linalg.solve_triangular(root, gradient.reshape(-1, 1), upper=False)[:, 0].numpy()
 
         def until_flat(_: np.ndarray) -> None:
@@ -211,15 +213,13 @@ class _Problem:
             callback=until_flat,
             options={"maxcor": 20, "ftol": 0.0, "gtol": 0.0, "maxiter": MAX_ITERATIONS, "maxfun": 2 * MAX_ITERATIONS},
         )
-        if best.slope > MAX_GRADIENT:
+        if best.slope > MAX_GRADIENT and root is not None:
             self._polish(best, strength)
         return _Solution(parameters=best.parameters, converged=best.slope <= MAX_GRADIENT, iterations=int(found.nit))
 
     def _polish(self, best: "_Best", strength: float) -> None:
         """Newton steps: near the minimum losses differ by less than float32 can tell, gradients still tell the way."""
-        curvature = self._curvature(best.parameters)
-        curvature.diagonal().add_(2 * strength)
-        root, length = torch.linalg.cholesky(curvature), 1.0
+        root, length = self._root(best.parameters, strength), 1.0
         for _ in range(_POLISH):
             if best.slope <= MAX_GRADIENT:
                 return
@@ -237,6 +237,12 @@ class _Problem:
         assert parameters.grad is not None
         return loss, parameters.grad
 
+    def _root(self, parameters: Tensor, strength: float) -> Tensor:
+        """Cholesky factor of the curvature, the penalty's included."""
+        curvature = self._curvature(parameters)
+        curvature.diagonal().add_(2 * strength)
+        return torch.linalg.cholesky(curvature)
+
     def _curvature(self, parameters: Tensor) -> Tensor:
         """Fisher information of the mean cross entropy, from one label per token drawn from the model's own prediction.
 
@@ -244,8 +250,6 @@ class _Problem:
         """
         size = parameters.numel()
         total = torch.zeros(size, size, dtype=torch.float64)
-        if size > 2 * _WIDEST:
-            return total + torch.eye(size, dtype=torch.float64)
         self.passes += 1
         draws = torch.Generator().manual_seed(0)
         gain, shift = parameters.to(self.dtype)
