@@ -17,7 +17,7 @@ from looplab.audit.config import AuditConfig
 from looplab.records import Finding, Level, dump_json, encode_json, write_atomic
 
 RESULTS = "results.json"
-SCHEMA = 1
+SCHEMA = 2
 RAW = "raw"
 """The name of the untouched readout among the probes."""
 
@@ -159,6 +159,62 @@ class AffineFit:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class FullRankFit:
+    """Full-rank probe of one schedule. `penalty` None is the identity (infinite penalty)."""
+
+    objective: str
+    """nll, or kl: divergence from the model's own full-depth output."""
+    penalty: float | None
+    converged: bool
+    convex: bool
+    iterations: int
+    tokens: int
+    """Training tokens, of documents that neither calibrate nor evaluate."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """How the vectors of one schedule lie against those of the full plan, on the same scored tokens.
+
+    A zero denominator gives None. No intervals: these are descriptions of one sample of tokens.
+    """
+
+    site: str
+    """hidden: what the head reads; state: the component that the readout reads."""
+    tokens: int
+    zero_rows: int
+    """Rows with norm below 1e-12, left out of the cosines."""
+    norm: float
+    norm_ratio: float | None
+    cosine: float | None
+    cka: float | None
+    effective_rank: float | None
+    rank_ratio: float | None
+    """Effective rank over that of the full plan."""
+    anisotropy: float | None
+    frechet: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Update:
+    """What one application of one schedule does to one state component; means over documents of means over tokens."""
+
+    application: int
+    """Place in the plan, from 0."""
+    block: int
+    iteration: int
+    component: str
+    relative: float | None
+    """|x_j - x_{j-1}| / |x_{j-1}|; None from a zero state."""
+    low: float | None
+    high: float | None
+    """Quartiles over documents of `relative`."""
+    state_cosine: float | None
+    update_cosine: float | None
+    """Cosine of this update with the one before; None for the first."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ReliabilityBin:
     """One bin of a reliability diagram, over (low, high] of top-1 confidence."""
 
@@ -199,6 +255,11 @@ class ScheduleResult:
     temperature: TemperatureFit | None
     affine: AffineFit | None
     metrics: tuple[TokenMetrics, ...]
+    full_rank: FullRankFit | None = None
+    geometry: tuple[Geometry, ...] = ()
+    """One per site; empty where geometry was not measured."""
+    updates: tuple[Update, ...] = ()
+    """Application by application, for full, repeat(1) and repeat(kmid)."""
 
     def loss(self, probe: str = RAW) -> ProbeLoss:
         """The loss under `probe`; KeyError if it was not measured."""
@@ -284,6 +345,122 @@ class ProbeGain:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Effect:
+    """A named linear form of losses, in nats."""
+
+    name: str
+    formula: str
+    """Such as "same(4) - prefix(4)"."""
+    nats: Estimate
+    equivalent: bool | None
+    bitwise_equal: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ordering:
+    """One order in which the whole difference is taken apart; the terms add up to it."""
+
+    name: str
+    """Such as "count first, probe last"."""
+    terms: dict[str, Estimate]
+    """application, distinct, composition, and calibration where a probe takes part."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FourWay:
+    """Q(prefix(1)) - Q_probe(full) as application + distinct + composition + calibration, by every order.
+
+    Structure and probe overlap, so what a term is worth depends on the order; none of the orders is the true one.
+    """
+
+    probe: str
+    whole: Estimate
+    paths: tuple[Ordering, ...]
+    """Two: structure first, probe first. Four where the factorial exists."""
+    mean: dict[str, Estimate]
+    spread: dict[str, tuple[float, float]]
+    """Smallest and largest point value over the paths, by term."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Factorial:
+    """Count of applications (kmid, M) by indices (one, kmid) on the first run of units, under one readout."""
+
+    probe: str
+    cells: dict[str, Estimate]
+    """Loss by schedule: same(kmid), prefix(kmid), same(M), repeat(kmid)."""
+    effects: tuple[Effect, ...]
+    """index effect at kmid and at M, count effect at one and at kmid indices, interaction, both Shapley values, and the
+    two further orders repeat_first(M) and cyclic(M) against repeat(kmid)."""
+    orders: tuple[Ordering, ...]
+    """count first, index first: the gap as application + distinct + composition."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stratum:
+    """The decomposition on a part of the documents, or of their positions. A description: it carries no verdict."""
+
+    kind: str
+    """loss (terciles of full-depth document loss), length (terciles), position."""
+    label: str
+    documents: int
+    tokens: int
+    gap: Estimate
+    parts: dict[str, Estimate | None]
+    """application, distinct, composition in nats; None where not identifiable."""
+    gains: dict[str, Estimate]
+    """Probe -> net gain at prefix(1), in nats; every fit is that of the whole domain and held fixed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DepthStep:
+    """One further step of depth: from one measured depth to the next."""
+
+    before: str
+    after: str
+    """Schedule names: prefix(k), full, extend_last(a)."""
+    units: int
+    """Units run at `after`."""
+    applications: int
+    added: int
+    """Applications that the step adds."""
+    beyond: bool
+    """Past the full plan."""
+    loss: Estimate
+    gain: Estimate
+    """Q(before) - Q(after)."""
+    net: dict[str, Estimate]
+    """Probe -> the same gain with the readout refitted at both depths."""
+    word: str
+    """gains, harms, equivalent to zero, undecided."""
+    margin: float | None
+    more_documents: int | None
+    """About how many more evaluation documents would decide, where undecided."""
+    flops: int
+    """Forward FLOPs per token up to `after`, prelude, readout and head included, at `context_tokens`."""
+    added_flops: int
+    kv_bytes: int
+    """Key-value bytes per token at `after`, under the model's own rule."""
+    milliseconds: float | None = None
+    """Measured time per token of the applications up to `after`; only where the audit was asked to time."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DepthValue:
+    """How many loops to pay for: gain against cost of every further step of depth."""
+
+    steps: tuple[DepthStep, ...]
+    context_tokens: int
+    """Length at which attention is counted."""
+    enough: int | None
+    """Units after which no further measured step up to full depth gains more than the margin; None if undecided."""
+    safe_until: int | None
+    """Largest measured number of units, trained depth on, up to which loss is not worse than at full by the margin."""
+    trained: tuple[int, int] | None
+    sentence: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlComparison:
     """Net probe share of the looped model minus the dense control's, on the same documents."""
 
@@ -342,6 +519,13 @@ class DomainResult:
     """Gap of prefix(k) in nats per byte, keyed by schedule name."""
     control: DenseControl | None
     verdict: Verdict
+    four_way: tuple[FourWay, ...] = ()
+    factorials: tuple[Factorial, ...] = ()
+    """Raw first, then one per probe; empty where the factorial does not exist."""
+    no_factorial: str | None = None
+    """Why there is none, as printed."""
+    strata: tuple[Stratum, ...] = ()
+    depth_value: DepthValue | None = None
 
     def schedule(self, name: str) -> ScheduleResult:
         """The schedule called `name`."""
