@@ -9,7 +9,7 @@ from source import SRC, imports, module_files, where
 
 LAYERS = (
     # Names of one line do not import each other; the first line is the exception.
-    ("_registry", "_config", "_types", "_tolerances", "records", "intervals", "executors"),
+    ("_registry", "_config", "_types", "_tolerances", "records", "intervals", "journal", "executors"),
     ("nn",),
     ("recurrence",),
     ("models", "data"),

@@ -10,7 +10,11 @@ import pytest
 
 from looplab.audit.folder import AuditFolder, FolderBusyError
 
-SETTINGS = {"seed": 0, "documents": 200, "probes": ["temperature"], "model": "a" * 32}
+SETTINGS = {
+    "seed": 0, "documents": 200, "probes": ["temperature"], "grid": [1, 2], "model": "a" * 32, "data.text": "d" * 32,
+    "torch": "2.13.0", "threads": 1,
+}  # fmt: skip
+SCOPE = {"schedules": ["full", "prefix(1)"], "domains": ["text"]}
 
 
 def exactly(message):
@@ -19,27 +23,67 @@ def exactly(message):
 
 def test_the_manifest_is_written_first(tmp_path):
     with AuditFolder(tmp_path / "out") as folder:
-        assert folder.claim(SETTINGS, {"threads": 1}) is None
+        assert folder.claim(SETTINGS, SCOPE, {"command": "looplab"}) is None
     written = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert written == {"kind": "audit", "settings": SETTINGS, "threads": 1}
+    assert written == {"kind": "audit", "settings": SETTINGS, "scope": SCOPE, "command": "looplab"}
 
 
 def test_the_same_settings_may_claim_the_folder_again(tmp_path):
     for _ in range(2):
         with AuditFolder(tmp_path) as folder:
-            assert folder.claim(SETTINGS, {}) is None
+            assert folder.claim(SETTINGS, SCOPE, {}) is None
 
 
 def test_other_settings_are_refused_with_every_difference(tmp_path):
     with AuditFolder(tmp_path) as folder:
-        folder.claim(SETTINGS, {})
+        folder.claim(SETTINGS, SCOPE, {})
         changed = {**SETTINGS, "seed": 1, "documents": 50, "probes": ["temperature", "affine"], "model": "b" * 32}
         message = (
             f"{tmp_path} holds an audit with other settings (seed 0 -> 1, documents 200 -> 50, "
             "probes temperature -> temperature,affine, model aaaaaaaa -> bbbbbbbb). Use another --out or --fresh."
         )
         with pytest.raises(FolderBusyError, match=exactly(message)):
-            folder.claim(changed, {})
+            folder.claim(changed, SCOPE, {})
+
+
+def test_more_schedules_and_more_domains_follow_on_the_same_folder(tmp_path):
+    more = {"schedules": ["full", "prefix(1)", "same(3)"], "domains": ["text", "web"]}
+    grown = {**SETTINGS, "grid": [1, 2, 4], "schedules": ["same(3)"], "data.web": "e" * 32}
+    with AuditFolder(tmp_path) as folder:
+        folder.claim(SETTINGS, SCOPE, {})
+        (tmp_path / "results.json").write_text("of the smaller audit")
+        assert folder.claim(grown, more, {}) is None
+        assert not (tmp_path / "results.json").exists()
+        with pytest.raises(FolderBusyError, match=r"data.web e+ -> None"):
+            folder.claim(SETTINGS, SCOPE, {})
+
+
+def test_other_documents_of_a_known_domain_are_refused(tmp_path):
+    with AuditFolder(tmp_path) as folder:
+        folder.claim(SETTINGS, SCOPE, {})
+        with pytest.raises(FolderBusyError, match=r"\(data.text dddddddd -> eeeeeeee\)"):
+            folder.claim({**SETTINGS, "data.text": "e" * 32}, SCOPE, {})
+
+
+def test_an_unfinished_audit_goes_on_only_under_the_same_threads(tmp_path):
+    with AuditFolder(tmp_path) as folder:
+        folder.claim(SETTINGS, SCOPE, {})
+        message = (
+            f"{tmp_path} holds an audit with other settings (threads 1 -> 2). "
+            "Set OMP_NUM_THREADS=1, use another --out or --fresh."
+        )
+        with pytest.raises(FolderBusyError, match=exactly(message)):
+            folder.claim({**SETTINGS, "threads": 2}, SCOPE, {})
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path):
+    with AuditFolder(tmp_path) as folder:
+        folder.claim(SETTINGS, SCOPE, {})
+        torn = tmp_path / "partial" / "model" / ".full.safetensors.17.partial"
+        torn.parent.mkdir(parents=True)
+        torn.write_bytes(b"half")
+        folder.claim(SETTINGS, SCOPE, {})
+        assert not torn.exists()
 
 
 def test_fresh_removes_what_the_other_audit_left_and_nothing_else(tmp_path):
@@ -48,8 +92,8 @@ def test_fresh_removes_what_the_other_audit_left_and_nothing_else(tmp_path):
     (tmp_path / "figures" / "F1.svg").write_text("old")
     (tmp_path / "results.json").write_text("old")
     with AuditFolder(tmp_path) as folder:
-        folder.claim(SETTINGS, {})
-        assert folder.claim({**SETTINGS, "seed": 1}, {}, fresh=True) is None
+        folder.claim(SETTINGS, SCOPE, {})
+        assert folder.claim({**SETTINGS, "seed": 1}, SCOPE, {}, fresh=True) is None
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "manifest.json", "notes.txt"]
     assert json.loads((tmp_path / "manifest.json").read_text())["settings"]["seed"] == 1
 
@@ -57,7 +101,7 @@ def test_fresh_removes_what_the_other_audit_left_and_nothing_else(tmp_path):
 def test_a_folder_of_another_run_is_refused(tmp_path):
     (tmp_path / "manifest.json").write_text('{"kind": "training"}')
     with AuditFolder(tmp_path) as folder, pytest.raises(FolderBusyError, match=r"holds another run \(training\)"):
-        folder.claim(SETTINGS, {})
+        folder.claim(SETTINGS, SCOPE, {})
 
 
 def test_a_second_process_is_refused_with_the_number_of_the_first(tmp_path):

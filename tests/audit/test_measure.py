@@ -1,30 +1,25 @@
-"""The token table of several noise seeds, and the tries a subject is walked by."""
+"""Measuring a case: shards, token tables, fits that survive the journal."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
 
 import tolerances
+from looplab.audit.case import CALIBRATION, EVALUATION, FULL, MODEL, Case, Subject, Table, owned
 from looplab.audit.config import AuditConfig
 from looplab.audit.documents import Split, prepare
-from looplab.audit.measure import (
-    FULL,
-    Subject,
-    Table,
-    Work,
-    calibrate,
-    counting_head,
-    evaluate,
-    schedule_sums,
-    walk_batch,
-)
+from looplab.audit.measure import counting_head, pack_fits, unpack_fits, walk_shard
+from looplab.audit.protocol import plan_audit
 from looplab.audit.runner import Runner
 from looplab.audit.schedules import default_schedules, full_plan, schedule_map
+from looplab.journal import Journal
 from looplab.models.base import PRESETS, build
 from looplab.recurrence.ledger import Ledger
 from tiny import LetterTokenizer, Mixing, letters
 
-CONFIG = AuditConfig(replicates=1000, probes=("temperature",), grid=(2,), controls=())
+CONFIG = AuditConfig(replicates=1000, probes=("temperature",), grid=(2,), controls=(), init_seeds=2)
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +27,13 @@ def domain():
     return prepare("text", letters(70), LetterTokenizer())
 
 
-def subject(model, seeds=1):
-    full = full_plan(model.spec)
-    rows = schedule_map(full, default_schedules(full, grid=(2,), controls=()))
-    return Subject(Runner(model.eval()), full, rows, seeds)
+def measurement(model, folder, config=CONFIG, **more):
+    plan = plan_audit(model.eval(), letters(70), config, tokenizer=LetterTokenizer(), batch_tokens=500)
+    return plan.measure(Journal(folder), **more)
 
 
-def work(**more):
-    return Work(
-        CONFIG, **{"batch_tokens": 500, "spool_bytes": 10**9, "ledgers": {}, "advanced": lambda *_: None, **more}
-    )
+def case_of(subject, domain, batch_tokens=10_000):
+    return Case(role=MODEL, subject=subject, domain=domain, config=CONFIG, batch_tokens=batch_tokens)
 
 
 def test_rows_of_several_seeds_stand_together_in_their_document(domain):
@@ -71,62 +63,75 @@ def test_the_head_is_counted_by_the_token():
     assert ledger.flops_backward > 0
 
 
-def test_with_several_seeds_a_document_sums_over_all_of_them(domain):
-    noisy = subject(Mixing(noise=True), seeds=2)
-    doing = work()
-    fits, diverged = calibrate(noisy, domain, doing)
-    scores = evaluate(noisy, domain, fits, diverged, doing)
-    sums = schedule_sums(scores[FULL], fits[FULL], domain.evaluation, 2)
-    tokens = domain.evaluation.counts
+def test_with_several_seeds_a_document_sums_over_all_of_them(domain, tmp_path):
+    found = measurement(Mixing(noise=True), tmp_path)
+    part = found.measured[MODEL, "text"]
+    sums, tokens = part.losses.tables[FULL], part.domain.evaluation.counts
     np.testing.assert_allclose(sums.temperature.at_fit.tokens, 2 * tokens)
     np.testing.assert_allclose(sums.raw.sum() / (2 * tokens.sum()), np.mean(sums.seeds["raw"]))
-    assert fits[FULL].temperature.sums.tokens.sum() == 2 * domain.calibration.tokens
-    assert sums.temperature.exact.shape == (len(tokens), len(fits[FULL].replicates.exact))
+    fit = part.fits[FULL]
+    assert fit.temperature.sums.tokens.sum() == 2 * part.domain.calibration.tokens
+    assert sums.temperature.exact.shape == (len(tokens), len(fit.replicates.exact))
 
 
-def test_tables_receive_every_scored_token_once(domain):
-    seen = {}
-
-    def keep(name, schedule, columns):
-        assert name == "text"
-        seen.setdefault(schedule, []).append(columns)
-
-    doing = work(keep_tokens=keep)
-    plain = subject(Mixing())
-    fits, diverged = calibrate(plain, domain, doing)
-    scores = evaluate(plain, domain, fits, diverged, doing)
-    assert set(seen) == set(plain.words)
-    for schedule, parts in seen.items():
-        columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-        places = sorted(zip(columns["document"].tolist(), columns["position"].tolist(), strict=True))
-        split = domain.evaluation
+def test_a_part_holds_every_scored_token_once(domain, tmp_path):
+    found = measurement(Mixing(), tmp_path, keep_tokens=True)
+    name = (MODEL, "text")
+    case = found.plan.cases[name]
+    split = case.split(EVALUATION)
+    for schedule in case.subject.words:
+        parts = [found.journal.get((*name, EVALUATION, shard, schedule)).arrays for shard in case.shards(EVALUATION)]
+        assert len(parts) > 1
+        column = {key: np.concatenate([part[f"token.{key}"] for part in parts]) for key in ("document", "position")}
+        places = sorted(zip(column["document"].tolist(), column["position"].tolist(), strict=True))
         assert places == list(zip(split.owners.tolist(), split.positions.tolist(), strict=True))
-        np.testing.assert_allclose(columns["nll_raw"].sum(), scores[schedule].losses["raw"].sum(), **tolerances.LOSS32)
-    assert np.all(np.concatenate([part["kl_to_full"] for part in seen[FULL]]) == 0.0)
+        total = sum(part["token.nll_raw"].sum(dtype=np.float64) for part in parts)
+        kept = found.collected[name].scores[schedule].losses["raw"].sum()
+        np.testing.assert_allclose(total, kept, **tolerances.LOSS32)
+        if schedule == FULL:
+            assert all(np.all(part["token.kl_to_full"] == 0.0) for part in parts)
 
 
-def test_betas_of_other_domains_are_scored_behind_the_exact_refits(domain):
-    plain = subject(Mixing())
-    doing = work()
-    fits, diverged = calibrate(plain, domain, doing)
-    own = fits[FULL].temperature.beta
-    scores = evaluate(plain, domain, fits, diverged, doing, cross={FULL: [own, 1.0]})
-    behind = scores[FULL].extra[:, len(fits[FULL].replicates.exact) :]
-    np.testing.assert_allclose(behind[:, 0], scores[FULL].losses["temperature"].sum(axis=0), **tolerances.LOSS32)
-    np.testing.assert_allclose(behind[:, 1], scores[FULL].losses["raw"].sum(axis=0), **tolerances.LOSS32)
+def test_fits_survive_the_journal_bit_by_bit(tmp_path):
+    config = dataclasses.replace(CONFIG, probes=("temperature", "affine"))
+    found = measurement(Mixing(), tmp_path / "a", config)
+    journal = Journal(tmp_path / "b")
+    for fits in found.collected[MODEL, "text"].fits.values():
+        part = pack_fits(fits)
+        journal.put(("fit",), part)
+        again = unpack_fits(journal.get(("fit",)))
+        assert pack_fits(again).facts == part.facts
+        for name, array in part.arrays.items():
+            np.testing.assert_array_equal(pack_fits(again).arrays[name], array)
+        assert again.temperature.beta == fits.temperature.beta
+        assert again.affine.strength == fits.affine.strength
 
 
-def test_progress_ends_at_the_exact_total(domain):
-    told = []
-    doing = work(advanced=lambda phase, name, done, total, schedule: told.append((phase, done, total)))
-    plain = subject(Mixing())
-    fits, diverged = calibrate(plain, domain, doing)
-    evaluate(plain, domain, fits, diverged, doing)
-    for phase, documents in (("calibrate", domain.calibration.documents), ("evaluate", domain.evaluation.documents)):
-        total = plain.minimal * len(documents)
-        assert [t for p, _, t in told if p == phase] == [total] * sum(p == phase for p, _, _ in told)
-        assert max(done for p, done, _ in told if p == phase) == total
-    assert [entry for entry in told if entry[0] == "fit"][-1][1:] == (len(plain.words), len(plain.words))
+def test_what_schedules_own_adds_up_to_the_walk_however_it_is_cut(domain):
+    full = full_plan(Mixing().spec)
+    subject = Subject(Runner(Mixing().eval()), full, schedule_map(full, default_schedules(full)), 1)
+    case = case_of(subject, domain)
+    shard = next(iter(case.shards(CALIBRATION).values()))
+    names = tuple(subject.words)
+    for cut in range(len(names) + 1):
+        total = Ledger()
+        for wanted, done in ((names[:cut], ()), (names[cut:], names[:cut])):
+            for ledger in owned(subject, shard, wanted, done).values():
+                total.add(ledger)
+        assert total.row_applications == subject.minimal * shard.rows
+        assert total.readouts == len(names) * shard.rows
+        assert total.encoded_tokens == shard.batch.tokens.numel()
+
+
+def test_the_ledger_of_a_walk_is_what_its_schedules_own(domain):
+    full = full_plan(Mixing().spec)
+    subject = Subject(Runner(Mixing().eval()), full, schedule_map(full, default_schedules(full)), 1)
+    shard = next(iter(case_of(subject, domain).shards(CALIBRATION).values()))
+    ran, total = Ledger(), Ledger()
+    walk_shard(subject, shard, tuple(subject.words), lambda *_: None, ledger=ran)
+    for ledger in owned(subject, shard, tuple(subject.words), ()).values():
+        total.add(ledger)
+    assert ran.to_dict(times=False) == total.to_dict(times=False)
 
 
 EXPECTED_UNITS = {
@@ -148,10 +153,11 @@ def test_every_schedule_of_the_shared_walk_equals_a_run_of_its_own(domain, prese
     assert (full.M, full.kmid) == EXPECTED_UNITS[preset]
     whole = Subject(Runner(model), full, schedule_map(full, default_schedules(full)), 1)
     split = Split(domain.evaluation.documents[:3])
-    (batch,) = split.batches(10_000)
+    (shard,) = case_of(whole, dataclasses.replace(domain, evaluation=split)).shards(EVALUATION).values()
+    batch = shard.batch
     assert batch.valid is not None
     shared = {}
-    walk_batch(whole, batch, 0, Ledger(), {}, shared.__setitem__)
+    walk_shard(whole, shard, tuple(whole.words), lambda name, hidden, state: shared.__setitem__(name, hidden))
     assert set(shared) == set(whole.words)
     for name, (plan, _) in whole.words.items():
         for row, document in enumerate(batch.documents):

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import tolerances
-from looplab.audit.measure import Work, walk_batch
+from looplab.audit.case import EVALUATION, MODEL
+from looplab.audit.measure import walk_shard
 from looplab.audit.protocol import AuditConfig, AuditResult, CannotAudit, audit_model, plan_audit
 from looplab.audit.result import DENSE_MESSAGE, RAW
 from looplab.audit.self_tests import NonFiniteError, SelfTestError
 from looplab.data.documents import DataError
-from looplab.recurrence.ledger import Ledger
 from looplab.recurrence.plan import ModelLoop, Plan
 from tiny import LETTERS, LetterTokenizer, Mixing, Planted, TinyDense, letters, tiny_spec
 
@@ -314,7 +314,7 @@ def test_num_steps_replaces_the_default_plan():
 
 
 def test_indices_without_parameters_are_refused():
-    message = "--num-steps 12 needs iteration indices 4..11, but the model has 4. Use --num-steps 4 or fewer."
+    message = "--num-steps 12 needs iteration indices 4..11, but the model has 4. Use --extend 24 to reuse trained indices."
     with pytest.raises(ValueError, match=exactly(message)):
         audit(Mixing(), dataclasses.replace(BARE, num_steps=(12,)))
 
@@ -373,8 +373,8 @@ def test_the_identity_of_a_plan_changes_with_data_and_weights():
 
 def test_a_walk_visits_every_word_once():
     plan = plan_audit(Mixing().eval(), letters(90), BARE, tokenizer=LetterTokenizer())
-    batch = plan.domains["text"].evaluation.batches(10_000)[0]
+    case = plan.cases[MODEL, "text"]
+    shard = next(iter(case.shards(EVALUATION).values()))
     seen = []
-    walk_batch(plan.subject, batch, 0, Ledger(), {}, lambda name, hidden: seen.append(name))
+    walk_shard(case.subject, shard, tuple(case.subject.words), lambda name, hidden, state: seen.append(name))
     assert sorted(seen) == sorted(plan.subject.words)
-    assert Work(BARE, 1, 1, {}, print).ledger("fit").row_applications == 0

@@ -1,4 +1,4 @@
-"""Tables arrive whole or not at all."""
+"""Tables arrive whole or not at all, and hold what was measured."""
 
 import os
 
@@ -7,66 +7,56 @@ import pyarrow.parquet
 import pytest
 from safetensors.numpy import load_file
 
-from looplab.audit.bootstrap import DocumentSums
-from looplab.audit.measure import Fits
-from looplab.audit.probes import Affine, Temperature
-from looplab.audit.tables import FolderTables, NoTables
+from looplab.audit import tables
+from looplab.audit.case import MODEL
+from looplab.audit.config import AuditConfig
+from looplab.audit.protocol import plan_audit
+from looplab.journal import Journal
+from tiny import LetterTokenizer, Mixing, letters
 
 
-def fits():
-    zeros = np.zeros(2)
-    sums = DocumentSums(loss=zeros, first=zeros, second=zeros, third=zeros, tokens=zeros)
-    temperature = Temperature(beta=2.0, status="converged", passes=3, loss=1.0, sums=sums)
-    affine = Affine(
-        gain=np.arange(3.0), shift=np.ones(3), scale=0.5, strength=0.1, heldout=(), converged=True, iterations=1,
-        passes=1, tokens=4, convex=True, findings=(),
-    )  # fmt: skip
-    return Fits(temperature, None, affine)
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    config = AuditConfig(replicates=1000, grid=(1, 4), controls=(), affine_tokens=400)
+    plan = plan_audit(Mixing().eval(), letters(60), config, tokenizer=LetterTokenizer(), batch_tokens=400)
+    return plan.measure(Journal(tmp_path_factory.mktemp("journal")), keep_tokens=True)
 
 
-def fill(tables):
-    for schedule in ("full", "prefix(1)"):
-        for start in (0, 2):
-            tables.tokens("text", schedule, {"token": np.arange(start, start + 2), "nll_raw": np.ones(2, np.float32)})
-        tables.documents("text", schedule, {"document": ["a", "b"], "nll_raw": np.array([1.0, 2.0])})
-        tables.probes("text", schedule, fits())
+def write(measured, folder, keep_tokens=True):
+    collected = {"text": measured.collected[MODEL, "text"]}
+    tables.write_tables(folder, measured.journal, collected, keep_tokens=keep_tokens)
 
 
-def test_every_table_is_written(tmp_path):
-    with FolderTables(tmp_path) as tables:
-        fill(tables)
-        tables.finish()
+def test_every_table_is_written(measured, tmp_path):
+    write(measured, tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["documents.parquet", "probes", "tokens.parquet"]
+    part = measured.collected[MODEL, "text"]
+    split = part.case.domain.evaluation
     tokens = pyarrow.parquet.read_table(tmp_path / "tokens.parquet").to_pydict()
-    assert tokens["schedule"] == ["full"] * 4 + ["prefix(1)"] * 4
-    assert tokens["token"] == [0, 1, 2, 3] * 2
+    schedules = list(part.case.subject.words)
+    assert list(dict.fromkeys(tokens["schedule"])) == schedules
+    assert len(tokens["schedule"]) == len(schedules) * split.tokens
     assert set(tokens["split"]) == {"evaluation"}
     documents = pyarrow.parquet.read_table(tmp_path / "documents.parquet").to_pydict()
-    assert documents["nll_raw"] == [1.0, 2.0, 1.0, 2.0]
+    by_document = np.array(documents["nll_affine"]).reshape(len(schedules), -1)
+    for schedule, losses in zip(schedules, by_document, strict=True):
+        np.testing.assert_array_equal(losses, part.scores[schedule].losses["affine"].sum(axis=0))
     probes = load_file(tmp_path / "probes" / "text.safetensors")
-    assert probes["full.beta"].tolist() == [2.0]
-    assert probes["prefix(1).gain"].tolist() == [0.0, 1.0, 2.0]
+    assert probes["full.beta"].tolist() == [part.fits["full"].temperature.beta]
+    assert probes["prefix(1).gain"].tolist() == part.fits["prefix(1)"].affine.gain.tolist()
 
 
-@pytest.mark.parametrize("finished", [False, True])
-def test_an_interrupted_run_leaves_nothing(tmp_path, finished):
-    def interrupted():
-        with FolderTables(tmp_path) as tables:
-            fill(tables)
-            assert os.listdir(tmp_path) == [f".tables.{os.getpid()}"]
-            if finished:
-                tables.finish()
-            raise KeyboardInterrupt
+def test_an_interrupted_run_leaves_nothing(measured, tmp_path, monkeypatch):
+    def interrupted(path, rows):
+        assert os.listdir(tmp_path) == [f".tables.{os.getpid()}"]
+        raise KeyboardInterrupt
 
+    monkeypatch.setattr(tables, "_write", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert bool(os.listdir(tmp_path)) == finished
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+        write(measured, tmp_path)
+    assert os.listdir(tmp_path) == []
 
 
-def test_tokens_are_kept_only_where_they_are_wanted(tmp_path):
-    assert FolderTables(tmp_path).keeps_tokens
-    assert not FolderTables(tmp_path, keep_tokens=False).keeps_tokens
-    nothing = NoTables()
-    fill(nothing)
-    assert not nothing.keeps_tokens
+def test_tokens_are_written_only_where_they_are_wanted(measured, tmp_path):
+    write(measured, tmp_path, keep_tokens=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["documents.parquet", "probes"]

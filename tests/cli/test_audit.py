@@ -212,7 +212,7 @@ def test_progress_is_told_line_by_line_without_a_terminal(models, text, tmp_path
 def test_a_progress_line_says_how_far_and_how_long():
     line = command.progress_line("evaluate", "text", 18_432, 25_600, "repeat(3)", 9.7)
     assert line == "[4/6] evaluate text  applications 18,432/25,600  72%  repeat(3)  1.9k/s  eta 0:04"
-    assert command.progress_line("statistics", "", 0, 1, "", 0.0) == "[6/6] statistics"
+    assert command.progress_line("statistics", "", 0, 1, "", 0.0) == "[5/6] statistics"
 
 
 BAD_OPTIONS = {

@@ -8,11 +8,13 @@ import numpy as np
 from looplab._types import Bool, Float
 from looplab.audit.bootstrap import Losses, estimate, halley_steps
 from looplab.audit.card import is_dense
+from looplab.audit.case import AFFINE, TEMPERATURE, Case, Subject
+from looplab.audit.collect import Collected, Scores
 from looplab.audit.config import AuditConfig
 from looplab.audit.control import compare_dense, gaps_per_byte
 from looplab.audit.decompose import contrasts, decompositions, identify, probe_gains
 from looplab.audit.documents import Domain
-from looplab.audit.measure import AFFINE, TEMPERATURE, Fits, Scores, Subject
+from looplab.audit.measure import Fits
 from looplab.audit.result import (
     DENSE_MESSAGE,
     RAW,
@@ -42,18 +44,47 @@ BINS = 15
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Measured:
-    """One model on one domain: fits, scores and losses."""
+    """One case with its losses in all replicates."""
 
-    config: AuditConfig
-    subject: Subject
-    domain: Domain
-    fits: dict[str, Fits]
-    scores: dict[str, Scores]
-    diverged: dict[str, int]
+    collected: Collected
     losses: Losses
     cross: tuple[str, ...]
     """Other domains whose temperatures were scored here."""
-    batch_tokens: int
+
+    @property
+    def case(self) -> Case:
+        """What was measured."""
+        return self.collected.case
+
+    @property
+    def subject(self) -> Subject:
+        """The model with its schedules."""
+        return self.case.subject
+
+    @property
+    def domain(self) -> Domain:
+        """The documents."""
+        return self.case.domain
+
+    @property
+    def config(self) -> AuditConfig:
+        """The settings."""
+        return self.case.config
+
+    @property
+    def fits(self) -> dict[str, Fits]:
+        """The probes of every schedule."""
+        return self.collected.fits
+
+    @property
+    def scores(self) -> dict[str, Scores]:
+        """The scores of every schedule."""
+        return self.collected.scores
+
+    @property
+    def diverged(self) -> dict[str, int]:
+        """Schedule -> application at which it diverged."""
+        return self.collected.diverged
 
     @property
     def unmeasured(self) -> dict[str, str]:
@@ -75,7 +106,9 @@ class Measured:
         return tuple(row.k for row in self.subject.rows if row.family == "prefix" and row.k and row.name in names)
 
 
-def domain_result(part: Measured, controlled: Measured | None, control_card: ModelCard | None) -> DomainResult:
+def domain_result(
+    part: Measured, controlled: Measured | None, control_card: ModelCard | None, card: ModelCard
+) -> DomainResult:
     """Statistics and verdict of one domain; `controlled` is the dense control on the same documents."""
     full, losses = part.subject.full, part.losses
     dense = is_dense(full)
@@ -163,7 +196,7 @@ def _document_counts(part: Measured) -> DocumentCounts:
         longest=max(len(document.tokens) for document in everything),
         cut=sum(document.cut for document in everything),
         overlap=domain.overlap,
-        padding=evaluation.padding(part.batch_tokens),
+        padding=evaluation.padding(part.case.batch_tokens),
     )
 
 
@@ -208,8 +241,7 @@ def _temperature(part: Measured, name: str) -> TemperatureFit | None:
         units = len(part.domain.calibration.documents)
         betas = estimate(fit.temperature.beta, fit.replicates.betas, units=units, level=part.config.level)
         low, high = (1 / beta if beta > 0 else None for beta in (betas.high, betas.low))
-    exact = len(fit.replicates.exact)
-    totals = kept.extra[:, exact:].sum(axis=0) / part.losses.tokens
+    cross = {other: float(kept.cross[other].sum() / part.losses.tokens) for other in part.cross if other in kept.cross}
     return TemperatureFit(
         beta=fit.temperature.beta,
         temperature=fit.temperature.temperature,
@@ -218,7 +250,7 @@ def _temperature(part: Measured, name: str) -> TemperatureFit | None:
         high=high,
         passes=fit.temperature.passes,
         in_sample=_in_sample(fit, kept),
-        cross=dict(zip(part.cross, map(float, totals), strict=True)),
+        cross=cross,
     )
 
 

@@ -2,7 +2,8 @@
 
     ids     bos (if the tokenizer begins texts with one) + tokens(prompt) + tokens(text), cut at max_tokens
     scored  positions that belong to the text and are not position 0; the hidden state before a position predicts it
-    u       first 8 bytes of SHA-256("<seed>:<key>") / 2^64; calibration u < 1/2, evaluation u >= 1/2
+    u       first 8 bytes of SHA-256("<seed>:<key>") / 2^64; calibration u < 1/2, evaluation u >= 1/2;
+            with the full-rank probe its training documents have u < 1/4, and calibration the rest below 1/2
     order   by u, the first `documents` are taken: smaller runs are subsets of larger ones
 
 Reference: arXiv:2609.19934. Deviation: evaluation and calibration never share a document (the original scripts fit the
@@ -26,6 +27,8 @@ from looplab.data.tokenizers import ByteTokenizer, Tokenizer
 from looplab.recurrence.state import item_of
 
 MIN_EVALUATION, MIN_CALIBRATION = 20, 10
+THIRD = 0.25
+"""With the full-rank probe, u below this trains it, and calibration lies between this and one half."""
 NGRAM = 13
 
 
@@ -173,6 +176,8 @@ class Domain:
     unscored: int
     evaluation: Split
     calibration: Split
+    training: Split = Split(())
+    """Documents of the full-rank probe; empty without it."""
     overlap: float
     """Share of evaluation 13-grams (of words) that occur in calibration."""
 
@@ -189,12 +194,14 @@ def prepare(
     max_tokens: int = 1024,
     vocabulary: int | None = None,
     calibration_set: DocumentSet | None = None,
+    training: int = 0,
 ) -> Domain:
     """Tokenises, removes duplicates, splits by hash and takes the first documents of each side.
 
     Args:
         vocabulary: Columns of the model's logits; a larger token id is refused.
         calibration_set: Documents to calibrate on; None splits `documents` in two.
+        training: Documents of the full-rank probe, at most: the half of the calibration side with the smaller u.
 
     Raises:
         DataError: Too few documents, nothing scored, a token outside the vocabulary, or a document on both sides.
@@ -216,8 +223,17 @@ def prepare(
             f"Got {len(far)} and {len(near)} after removing {duplicates} duplicates and {empty} empty. "
             "Add text or split it by blank lines."
         )
+    cut = THIRD if calibration_set is None else 2 * THIRD
+    third = Split(tuple(document for document in near if unit(seed, document.key) < cut)[:training])
+    if training:
+        near = [document for document in near if unit(seed, document.key) >= cut]
+        if min(len(third.documents), len(near)) < MIN_CALIBRATION:
+            raise DataError(
+                f"domain {name} needs {MIN_CALIBRATION} training and {MIN_CALIBRATION} calibration documents for the "
+                f"full-rank probe. Got {len(third.documents)} and {len(near)}. Add text, or leave the probe out."
+            )
     sides = Split(tuple(far[:evaluation])), Split(tuple(near[:calibration])).head(calibration_tokens)
-    _check_vocabulary(sides, vocabulary)
+    _check_vocabulary((*sides, third), vocabulary)
     return Domain(
         name=name,
         source=documents.name,
@@ -228,6 +244,7 @@ def prepare(
         unscored=own.unscored + (other.unscored if other else 0),
         evaluation=sides[0],
         calibration=sides[1],
+        training=third,
         overlap=overlap(sides[0], sides[1]),
     )
 

@@ -1,16 +1,17 @@
-"""Measuring one model on one domain: walk, spool, fit, walk again, score.
+"""What is measured of one case: hidden states of a shard, the probes of a schedule, the scores of a shard.
 
-    calibrate   all schedules over the calibration documents; hidden states of scored tokens are spooled
-    fit         temperature (with its refits in every replicate) and affine probe of every schedule, from the spool
-    evaluate    all schedules over the evaluation documents, batch by batch, each scored before the next
+    hidden states   one walk over a shard of documents; the states of scored tokens, schedule by schedule
+    probes          temperature (with its refits in every replicate), affine and full-rank, from all shards of a split
+    scores          one walk over a shard of evaluation documents; every schedule under every readout
 
-Both walks make every distinct prefix of the requested words once. Losses of all schedules and readouts refer to one
-token table; with several noise seeds a document's sums run over the tokens of all seeds.
+A walk makes every distinct prefix of its words once. Each function returns parts (`looplab.journal`): arrays and facts,
+the same bits whether a shard is walked for all schedules at once or for those that are missing. What a part counts is
+what its schedule is the first to need; a ledger beside the parts says what ran.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,19 @@ import torch
 from torch import Tensor
 
 from looplab._types import Float, Int
-from looplab.audit.bootstrap import (
-    DocumentSums,
-    ScheduleSums,
-    TemperatureReplicates,
-    TemperatureSums,
-    refit_replicates,
+from looplab.audit.bootstrap import DocumentSums, TemperatureReplicates, refit_replicates
+from looplab.audit.case import (
+    AFFINE,
+    CALIBRATION,
+    EVALUATION,
+    FULL,
+    TEMPERATURE,
+    Case,
+    Shard,
+    Subject,
+    Table,
+    owned,
 )
-from looplab.audit.config import AuditConfig
-from looplab.audit.documents import Batch, Domain, Split
 from looplab.audit.probes import (
     Affine,
     LogitChunks,
@@ -40,79 +45,27 @@ from looplab.audit.probes import (
     token_nll,
     token_scores,
 )
-from looplab.audit.result import RAW, ScheduleEntry
+from looplab.audit.result import RAW
 from looplab.audit.runner import Runner
-from looplab.audit.schedules import FullPlan, Word, live_states, minimal_applications, naive_applications, trie
 from looplab.audit.self_tests import check_finite
 from looplab.audit.spool import Spool
 from looplab.intervals import document_draws
+from looplab.journal import Part
+from looplab.records import Finding
 from looplab.recurrence.ledger import Ledger
 from looplab.recurrence.loop import walk
-from looplab.recurrence.plan import Plan, PlanNode
+from looplab.recurrence.plan import PlanNode
 
-FULL, TEMPERATURE, AFFINE = "full", "temperature", "affine"
+MEANS = (
+    *(f"{readout} {name}" for readout in (RAW, TEMPERATURE) for name in ("entropy", "brier")),
+    "logit norm",
+    "centred norm",
+    "kl",
+    "agree",
+)
+"""Token statistics of which sums over tokens are kept, in the order of the array `totals`."""
 
-
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """A model with the schedules that are run on it. `rows` is the whole map, struck-out rows included."""
-
-    runner: Runner
-    full: FullPlan
-    rows: tuple[ScheduleEntry, ...]
-    seeds: int
-
-    @cached_property
-    def words(self) -> dict[str, tuple[Plan, Word]]:
-        """Plan and word of every schedule that is run; all words differ."""
-        plans = {row.name: Plan.parse(row.plan) for row in self.rows if row.reason is None}
-        return {name: (plan, self.full.word(plan)) for name, plan in plans.items()}
-
-    @cached_property
-    def tree(self) -> PlanNode:
-        """The trie of all words."""
-        return trie(self.words)
-
-    @property
-    def minimal(self) -> int:
-        """Applications per document and seed of the shared walk."""
-        return minimal_applications(word for _, word in self.words.values())
-
-    @property
-    def naive(self) -> int:
-        """Applications per document and seed with every schedule of the map run alone."""
-        return naive_applications(Plan.parse(row.plan) for row in self.rows)
-
-    @property
-    def live_states(self) -> int:
-        """Most states held at once."""
-        return live_states(self.tree)
-
-
-@dataclass(frozen=True, eq=False)
-class Fits:
-    """The probes of one schedule."""
-
-    temperature: Temperature | None
-    replicates: TemperatureReplicates | None
-    affine: Affine | None
-
-
-@dataclass(eq=False)
-class Work:
-    """How a measurement is run, and what it leaves in passing."""
-
-    config: AuditConfig
-    batch_tokens: int
-    spool_bytes: int
-    ledgers: dict[str, Ledger]
-    advanced: Callable[[str, str, int, int, str], None]
-    keep_tokens: Callable[[str, str, dict[str, np.ndarray]], None] | None = None
-    """Receives (domain, schedule, columns) of every scored batch."""
-
-    def ledger(self, phase: str) -> Ledger:
-        """The ledger of one phase."""
-        return self.ledgers.setdefault(phase, Ledger())
+Progress = Callable[[str, int], None]
 
 
 def counting_head(runner: Runner, ledger: Ledger) -> Callable[[Tensor], Tensor]:
@@ -125,298 +78,324 @@ def counting_head(runner: Runner, ledger: Ledger) -> Callable[[Tensor], Tensor]:
     return head
 
 
-def walk_batch(
+def walk_shard(
     subject: Subject,
-    batch: Batch,
-    noise_seed: int,
-    ledger: Ledger,
-    diverged: dict[str, int],
-    visit: Callable[[str, Float[Tensor, "tokens dim"]], None],
-) -> None:
-    """Runs every schedule over one batch; `visit` gets the hidden states of scored tokens, schedule by schedule.
+    shard: Shard,
+    names: Sequence[str],
+    visit: Callable[[str, Float[Tensor, "tokens dim"], Any], None],
+    *,
+    ledger: Ledger | None = None,
+    progress: Progress | None = None,
+) -> dict[str, int]:
+    """Runs schedules over one shard; `visit` gets (schedule, hidden states of scored tokens, state).
 
-    A schedule whose hidden states are not finite is entered in `diverged` with the application at fault, and skipped.
+    Returns:
+        Schedule -> application at which its hidden states stopped being finite; those are not visited.
 
     Raises:
         NonFiniteError: That schedule is the full plan.
     """
-    runner = subject.runner
-    context, state = runner.start(batch.tokens, batch.valid, [d.item(noise_seed) for d in batch.documents], ledger)
-    start = state
+    runner, batch = subject.runner, shard.batch
+    ledger = Ledger() if ledger is None else ledger
+    before = ledger.row_applications
+    context, start = runner.start(batch.tokens, batch.valid, shard.items, ledger)
+    diverged: dict[str, int] = {}
 
     def on_node(node: PlanNode, state: Any) -> None:
         hidden = runner.hidden(state, context)[batch.read]
         ledger.count_coda(runner.spec, rows=batch.tokens.shape[0], tokens=batch.tokens.shape[1])
         for name in node.wanted:
-            if not bool(torch.isfinite(hidden).all()):
+            if bool(torch.isfinite(hidden).all()):
+                visit(name, hidden, state)
+            else:
                 if name == FULL:
                     for row, document in enumerate(batch.documents):
                         check_finite(hidden[batch.read[0] == row], document)
-                diverged.setdefault(name, _first_bad(subject, name, batch, context, start))
-            elif name not in diverged:
-                visit(name, hidden)
+                diverged[name] = _first_bad(subject, name, shard, context, start)
+            if progress is not None:
+                progress(name, ledger.row_applications - before)
 
-    walk(runner.model, context, state, subject.tree, on_node, ledger=ledger)
+    walk(runner.model, context, start, subject.tree(names), on_node, ledger=ledger)
+    return diverged
 
 
-def _first_bad(subject: Subject, name: str, batch: Batch, context: Any, state: Any) -> int:
+def _first_bad(subject: Subject, name: str, shard: Shard, context: Any, state: Any) -> int:
     """Index of the first application of a schedule after which a scored token's hidden state is not finite."""
     plan = subject.words[name][0]
     for j in range(len(plan)):
         state = subject.runner.rollout(plan[j : j + 1], context, state)
-        if not bool(torch.isfinite(subject.runner.hidden(state, context)[batch.read]).all()):
+        if not bool(torch.isfinite(subject.runner.hidden(state, context)[shard.batch.read]).all()):
             break
     return j
 
 
-@dataclass(frozen=True, eq=False)
-class Table:
-    """The token table of a split for several noise seeds: document after document, seed after seed inside each."""
+def hidden_states(
+    case: Case, split: str, shard: Shard, names: Sequence[str], done: Sequence[str], ledger: Ledger, progress: Progress
+) -> dict[str, Part]:
+    """The hidden states of one shard's scored tokens; a part of a diverged schedule has only the fact.
 
-    split: Split
-    seeds: int
-
-    @cached_property
-    def targets(self) -> Int[Tensor, " rows"]:
-        """The scored token of every row."""
-        targets = torch.empty(self.seeds * self.split.tokens, dtype=torch.int64)
-        for j in range(self.seeds):
-            targets[self.place(torch.arange(self.split.tokens), j)] = self.split.targets
-        return targets
-
-    @cached_property
-    def owners(self) -> Int[Tensor, " rows"]:
-        """The document of every row."""
-        return torch.arange(len(self.split.documents)).repeat_interleave(
-            torch.from_numpy(self.seeds * self.split.counts)
-        )
-
-    def place(self, places: Int[Tensor, " tokens"], noise_seed: int) -> Int[Tensor, " tokens"]:
-        """Rows of tokens, given by their places in the split's own table."""
-        owner = self.split.owners[places]
-        counts = torch.from_numpy(self.split.counts)
-        starts = counts.cumsum(0) - counts
-        return places + (self.seeds - 1) * starts[owner] + noise_seed * counts[owner]
-
-
-def calibrate(
-    subject: Subject, domain: Domain, work: Work, *, phase: str = "calibrate"
-) -> tuple[dict[str, Fits], dict[str, int]]:
-    """Walks the calibration documents and fits every probe.
-
-    Returns:
-        Schedule -> fits, and schedule -> application at which it diverged.
+    Args:
+        done: Schedules whose parts of this shard are there already.
     """
-    config, split = work.config, domain.calibration
-    table = Table(split, subject.seeds)
-    diverged: dict[str, int] = {}
-    rows = subject.seeds * split.tokens
-    with Spool(rows, len(subject.words), budget=work.spool_bytes) as spool:
-        if config.probes:
-            for batch, j, progress in _launches(subject, domain.name, split, work, phase):
-                place = table.place(batch.place, j)
+    counts = owned(case.subject, shard, names, done)
+    found: dict[str, Part] = {}
 
-                def visit(name: str, hidden: Tensor, place: Tensor = place, progress: Any = progress) -> None:
-                    spool.put(name, place, hidden)
-                    progress(name)
+    def visit(name: str, hidden: Tensor, state: Any) -> None:
+        array, dtype = as_array(hidden)
+        found[name] = Part({"hidden": array}, {"dtype": dtype, "counts": counts[name].to_dict(times=False)})
 
-                walk_batch(subject, batch, j, work.ledger(phase), diverged, visit)
-        fits = {}
-        running = [name for name in subject.words if name not in diverged]
-        for done, name in enumerate(running, 1):
-            with work.ledger(_fit(phase)).phase(_fit(phase)):
-                fits[name] = _fits(
-                    subject, domain, table, spool.get(name) if config.probes else None, work, _fit(phase)
-                )
-            spool.drop(name)
-            work.advanced(_fit(phase), domain.name, done, len(running), name)
-    return fits, diverged
+    with ledger.phase("walk"):
+        diverged = walk_shard(case.subject, shard, names, visit, ledger=ledger, progress=progress)
+    for name, j in diverged.items():
+        found[name] = Part(facts={"diverged": j, "counts": counts[name].to_dict(times=False)})
+    return {name: found[name] for name in counts}  # in the order of the map
 
 
-def _fit(phase: str) -> str:
-    return "fit" if phase == "calibrate" else phase
+def as_array(tensor: Tensor) -> tuple[np.ndarray, str]:
+    """A tensor as an array of the same bits, with the name of its dtype; NumPy has no bfloat16."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return (tensor.contiguous().view(torch.int16) if dtype == "bfloat16" else tensor).numpy(), dtype
 
 
-def _launches(
-    subject: Subject, domain: str, split: Split, work: Work, phase: str
-) -> Iterator[tuple[Batch, int, Callable[[str], None]]]:
-    """Every batch for every noise seed, timed, with a callback that reports the phase's applications."""
-    ledger = work.ledger(phase)
-    total = subject.minimal * len(split.documents) * subject.seeds
-    before = ledger.row_applications
-    for batch in split.batches(work.batch_tokens):
-        for j in range(subject.seeds):
-            with ledger.phase(phase):
-                yield batch, j, lambda name: work.advanced(phase, domain, ledger.row_applications - before, total, name)
+def as_tensor(array: np.ndarray, dtype: str) -> Tensor:
+    """The tensor that `as_array` took apart."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 
-def _fits(subject: Subject, domain: Domain, table: Table, hidden: Tensor | None, work: Work, phase: str) -> Fits:
-    config = work.config
-    if hidden is None:
-        return Fits(None, None, None)
-    head = counting_head(subject.runner, work.ledger(phase))
+@dataclass(frozen=True, eq=False)
+class Fits:
+    """The probes of one schedule."""
+
+    temperature: Temperature | None = None
+    replicates: TemperatureReplicates | None = None
+    affine: Affine | None = None
+
+
+def fit(case: Case, tables: Mapping[str, Tensor], full: Mapping[str, Tensor], ledger: Ledger) -> Fits:
+    """Fits every probe of one schedule.
+
+    Args:
+        tables: Split -> hidden states of the schedule in the order of the split's token table.
+        full: The same of the full plan.
+    """
+    config, subject = case.config, case.subject
+    if not config.probes:
+        return Fits()
+    table, hidden = Table(case.domain.calibration, subject.seeds), tables[CALIBRATION]
+    head = counting_head(subject.runner, ledger)
     temperature = replicates = affine = None
-    if TEMPERATURE in config.probes:
-        chunks = LogitChunks(hidden, head)
-        temperature = fit_temperature(chunks, table.targets, table.owners)
-        draws = document_draws(
-            len(table.split.documents), config.replicates, seed=config.seed, domain=domain.name, split="calibration"
-        )
-        replicates = refit_replicates(temperature, draws, exact_refit(chunks, table.targets, table.owners))
-    if AFFINE in config.probes:
-        used = leading_tokens(table.owners, config.affine_tokens)
-        keys = [document.key for document in table.split.documents[: int(table.owners[used - 1]) + 1]]
-        affine = fit_affine(hidden[:used], head, table.targets[:used], table.owners[:used], keys)
+    with ledger.phase("fit"):
+        if TEMPERATURE in config.probes:
+            chunks = LogitChunks(hidden, head)
+            temperature = fit_temperature(chunks, table.targets, table.owners)
+            draws = document_draws(
+                len(table.split.documents),
+                config.replicates,
+                seed=config.seed,
+                domain=case.domain.name,
+                split="calibration",
+            )
+            replicates = refit_replicates(temperature, draws, exact_refit(chunks, table.targets, table.owners))
+        if AFFINE in config.probes:
+            used = leading_tokens(table.owners, config.affine_tokens)
+            keys = [document.key for document in table.split.documents[: int(table.owners[used - 1]) + 1]]
+            affine = fit_affine(hidden[:used], head, table.targets[:used], table.owners[:used], keys)
     return Fits(temperature, replicates, affine)
 
 
-@dataclass(eq=False)
-class Scores:
-    """Everything kept of one schedule on the evaluation documents.
+def pack_fits(fits: Fits) -> Part:
+    """Fits as a part; `unpack_fits` gives them back, bit by bit."""
+    arrays: dict[str, np.ndarray] = {}
+    facts: dict[str, Any] = {}
+    if fits.temperature is not None and fits.replicates is not None:
+        t, r = fits.temperature, fits.replicates
+        arrays |= {f"temperature.{name}": getattr(t.sums, name) for name in _SUMS}
+        arrays |= {"temperature.numbers": np.array([t.beta, t.loss, r.difference])}
+        arrays |= {"replicates.betas": r.betas, "replicates.exact": r.exact}
+        facts["temperature"] = {"status": t.status, "passes": t.passes}
+    if fits.affine is not None:
+        a = fits.affine
+        arrays |= {"affine.gain": a.gain, "affine.shift": a.shift, "affine.heldout": np.array(a.heldout)}
+        arrays["affine.numbers"] = np.array([a.scale, a.strength])
+        facts["affine"] = {name: getattr(a, name) for name in ("converged", "iterations", "passes", "tokens", "convex")}
+        facts["affine"]["findings"] = [finding.to_dict() for finding in a.findings]
+    return Part(arrays, facts)
 
-    Arrays over tokens have one row per noise seed. `extra` are loss sums at further betas, in the order asked for.
-    """
 
-    confidence: dict[str, np.ndarray]
-    correct: np.ndarray
-    losses: dict[str, np.ndarray]
-    """Readout -> loss sums, "seeds documents"."""
-    derivatives: np.ndarray
-    """First to third derivative sums at the fitted beta, "3 documents"."""
-    extra: np.ndarray
-    totals: dict[str, float] = field(default_factory=dict)
-    """Sums over all tokens of what is reported as a mean."""
+_SUMS = ("loss", "first", "second", "third", "tokens")
 
-    @classmethod
-    def empty(cls, split: Split, seeds: int, readouts: Sequence[str], extras: int) -> "Scores":
-        """Zeros for `extras` further betas."""
-        documents, tokens = len(split.documents), split.tokens
-        return cls(
-            confidence={name: np.zeros((seeds, tokens)) for name in (RAW, TEMPERATURE)},
-            correct=np.zeros((seeds, tokens), dtype=bool),
-            losses={name: np.zeros((seeds, documents)) for name in readouts},
-            derivatives=np.zeros((3, documents)),
-            extra=np.zeros((documents, extras)),
+
+def unpack_fits(part: Part) -> Fits:
+    """The fits of a part."""
+    arrays, facts = part.arrays, part.facts
+    temperature = replicates = affine = None
+    if "temperature" in facts:
+        beta, loss, difference = map(float, arrays["temperature.numbers"])
+        sums = DocumentSums(**{name: arrays[f"temperature.{name}"] for name in _SUMS})
+        temperature = Temperature(beta=beta, loss=loss, sums=sums, **facts["temperature"])
+        replicates = TemperatureReplicates(
+            beta=beta,
+            status=temperature.status,
+            betas=arrays["replicates.betas"],
+            exact=arrays["replicates.exact"],
+            difference=difference,
         )
+    if "affine" in facts:
+        scale, strength = map(float, arrays["affine.numbers"])
+        known = {name: value for name, value in facts["affine"].items() if name != "findings"}
+        affine = Affine(
+            gain=arrays["affine.gain"],
+            shift=arrays["affine.shift"],
+            scale=scale,
+            strength=strength,
+            heldout=tuple((float(s), float(loss)) for s, loss in arrays["affine.heldout"]),
+            findings=tuple(Finding.from_dict(finding) for finding in facts["affine"]["findings"]),
+            **known,
+        )
+    return Fits(temperature, replicates, affine)
 
-    def add(self, name: str, values: np.ndarray) -> None:
-        """Adds to a total."""
-        self.totals[name] = self.totals.get(name, 0.0) + float(values.sum(dtype=np.float64))
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """What is to be scored on a shard, and what is there already."""
+
+    scores: tuple[str, ...]
+    done: tuple[str, ...]
+    cross: Mapping[str, Mapping[str, float]]
+    """Schedule -> other domain -> beta fitted there, of schedules whose cross losses are missing."""
 
 
-def evaluate(
-    subject: Subject,
-    domain: Domain,
+def scores(
+    case: Case,
+    shard: Shard,
+    wanted: Wanted,
     fits: Mapping[str, Fits],
-    diverged: dict[str, int],
-    work: Work,
+    ledger: Ledger,
+    progress: Progress,
     *,
-    cross: Mapping[str, Sequence[float]] | None = None,
-    phase: str = "evaluate",
-) -> dict[str, Scores]:
-    """Walks and scores the evaluation documents.
+    keep_tokens: bool,
+    spool_bytes: int,
+) -> tuple[dict[str, Part], dict[str, Part]]:
+    """Walks one evaluation shard and scores it.
 
     Args:
-        diverged: Schedules to leave out; more are entered where they turn up here.
-        cross: Schedule -> betas fitted on other domains, scored here too.
+        fits: Of every schedule in `wanted.scores`.
+        keep_tokens: Add the columns of `tokens.parquet`.
+
+    Returns:
+        Schedule -> scores, and schedule -> losses under other domains' temperatures.
     """
-    split = domain.evaluation
-    readouts = (RAW, *work.config.probes)
-    betas = {name: _betas(fit, (cross or {}).get(name, ())) for name, fit in fits.items()}
-    scores = {name: Scores.empty(split, subject.seeds, readouts, len(betas[name])) for name in fits}
-    document_of = {id(document): i for i, document in enumerate(split.documents)}
-    for batch, j, progress in _launches(subject, domain.name, split, work, phase):
-        rows = np.array([document_of[id(document)] for document in batch.documents])
-        with Spool(len(batch.place), len(subject.words), budget=work.spool_bytes) as spool:
-            everything = torch.arange(len(batch.place))
+    counts = owned(case.subject, shard, wanted.scores, wanted.done)
+    names = {*wanted.scores, *wanted.cross, *([FULL] if wanted.scores else [])}
+    found: dict[str, Part] = {}
+    crossed: dict[str, Part] = {}
+    everything = torch.arange(len(shard.batch.place))
+    with Spool(len(everything), len(names), budget=spool_bytes) as spool:
 
-            def visit(
-                name: str, hidden: Tensor, spool: Spool = spool, place: Tensor = everything, progress: Any = progress
-            ) -> None:
-                spool.put(name, place, hidden)
-                progress(name)
+        def visit(name: str, hidden: Tensor, state: Any) -> None:
+            spool.put(name, everything, hidden)
 
-            walk_batch(subject, batch, j, work.ledger(phase), diverged, visit)
-            for name in subject.words:
-                if name not in diverged:
-                    _score(
-                        subject, domain, batch, j, rows, name, spool, fits[name], betas[name], scores[name], work, phase
-                    )
-    return {name: kept for name, kept in scores.items() if name not in diverged}
-
-
-def _betas(fit: Fits, cross: Sequence[float]) -> list[float]:
-    exact = [] if fit.replicates is None else [float(beta) for beta in fit.replicates.exact_betas]
-    return [*exact, *cross]
+        with ledger.phase("walk"):
+            diverged = walk_shard(case.subject, shard, tuple(names), visit, ledger=ledger, progress=progress)
+        with ledger.phase("score"):
+            for name in (name for name in case.subject.words if name in names):
+                if name in diverged:
+                    if name in counts:
+                        found[name] = Part(facts={"diverged": diverged[name]})
+                    continue
+                heads = Ledger()
+                arrays, under_others = _score(
+                    case,
+                    shard,
+                    name,
+                    spool,
+                    fits[name] if name in counts else None,
+                    wanted.cross.get(name, {}),
+                    heads,
+                    keep_tokens,
+                )
+                if name in counts:
+                    found[name] = Part(arrays)
+                    counts[name] += heads
+                if name in wanted.cross:
+                    crossed[name] = under_others
+                ledger.add(heads)
+    for name, part in found.items():
+        part.facts["counts"] = counts[name].to_dict(times=False)
+    return found, crossed
 
 
 def _score(
-    subject: Subject,
-    domain: Domain,
-    batch: Batch,
-    noise_seed: int,
-    rows: Int[np.ndarray, " batch"],
+    case: Case,
+    shard: Shard,
     name: str,
     spool: Spool,
-    fit: Fits,
-    betas: Sequence[float],
-    kept: Scores,
-    work: Work,
-    phase: str,
-) -> None:
-    """Scores one schedule on one batch and adds it up."""
-    head = counting_head(subject.runner, work.ledger(phase))
-    targets, owners, place = domain.evaluation.targets[batch.place], batch.read[0], batch.place.numpy()
-    hidden = spool.get(name)
-    beta = 1.0 if fit.temperature is None else fit.temperature.beta
-    scored = token_scores(hidden, head, targets, owners, beta=beta, extra_betas=betas)
+    fits: Fits | None,
+    cross: Mapping[str, float],
+    ledger: Ledger,
+    keep_tokens: bool,
+) -> tuple[dict[str, np.ndarray], Part]:
+    """All scores of one schedule on one shard (none without fits), and its losses under other domains' betas."""
+    head, hidden = counting_head(case.subject.runner, ledger), spool.get(name)
+    targets, owners = case.domain.evaluation.targets[shard.batch.place], shard.batch.read[0]
+    temperature, replicates, affine = (None,) * 3 if fits is None else (fits.temperature, fits.replicates, fits.affine)
+    exact = [] if replicates is None else [float(beta) for beta in replicates.exact_betas]
+    beta = 1.0 if temperature is None else temperature.beta
+    scored = token_scores(hidden, head, targets, owners, beta=beta, extra_betas=[*exact, *cross.values()])
+    crossed = Part({other: scored.extra[:, len(exact) + i] for i, other in enumerate(cross)})
+    if fits is None:
+        return {}, crossed
     losses = {RAW: scored.raw.nll}
-    if fit.temperature is not None:
+    if temperature is not None:
         losses[TEMPERATURE] = scored.temperature.nll
-    if fit.affine is not None:
-        losses[AFFINE] = token_nll(fit.affine.apply(hidden), head, targets)
+    if affine is not None:
+        losses[AFFINE] = token_nll(affine.apply(hidden), head, targets)
     kl, agree = divergence(hidden, spool.get(FULL), head)
-    documents = owners.numpy()
-    for readout, nll in losses.items():
-        kept.losses[readout][noise_seed, rows] = np.bincount(documents, weights=nll, minlength=len(rows))
-    kept.derivatives[:, rows] += np.stack([scored.sums.first, scored.sums.second, scored.sums.third])
-    kept.extra[rows] += scored.extra
-    kept.confidence[RAW][noise_seed, place] = scored.raw.confidence
-    kept.confidence[TEMPERATURE][noise_seed, place] = scored.temperature.confidence
-    kept.correct[noise_seed, place] = scored.correct
-    for label, values in _means(scored, kl, agree):
-        kept.add(label, values)
-    if work.keep_tokens is not None:
-        columns = _columns(domain.evaluation, batch, noise_seed, losses, scored, kl, agree)
-        work.keep_tokens(domain.name, name, columns)
+    arrays = {
+        **{f"loss.{readout}": _by_document(owners.numpy(), nll, shard.rows) for readout, nll in losses.items()},
+        "derivatives": np.stack([scored.sums.first, scored.sums.second, scored.sums.third]),
+        "extra": scored.extra[:, : len(exact)],
+        "confidence.raw": scored.raw.confidence,
+        "confidence.temperature": scored.temperature.confidence,
+        "correct": scored.correct,
+        "totals": np.array([values.sum(dtype=np.float64) for _, values in _means(scored, kl, agree)]),
+    }
+    if keep_tokens:
+        columns = _columns(case, shard, losses, scored, kl, agree)
+        arrays |= {f"token.{column}": values for column, values in columns.items()}
+    return arrays, crossed
+
+
+def _by_document(
+    owners: Int[np.ndarray, " tokens"], values: Float[np.ndarray, " tokens"], documents: int
+) -> Float[np.ndarray, " documents"]:
+    return np.bincount(owners, weights=values, minlength=documents)
 
 
 def _means(scored: TokenScores, kl: np.ndarray, agree: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    for readout, part in ((RAW, scored.raw), (TEMPERATURE, scored.temperature)):
-        yield f"{readout} entropy", part.entropy
-        yield f"{readout} brier", part.brier
-    yield "logit norm", scored.logit_norm
-    yield "centred norm", scored.centred_norm
-    yield "kl", kl
-    yield "agree", agree
+    values = itertools.chain(
+        *((part.entropy, part.brier) for part in (scored.raw, scored.temperature)),
+        (scored.logit_norm, scored.centred_norm, kl, agree),
+    )
+    return zip(MEANS, values, strict=True)
 
 
 def _columns(
-    split: Split,
-    batch: Batch,
-    noise_seed: int,
+    case: Case,
+    shard: Shard,
     losses: Mapping[str, np.ndarray],
     scored: TokenScores,
     kl: np.ndarray,
     agree: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """One row per scored token, for `tokens.parquet`."""
-    place = batch.place
+    split, place = case.split(EVALUATION), shard.batch.place
     columns: dict[str, np.ndarray] = {
         "document": split.owners[place].numpy().astype(np.int32),
         "position": split.positions[place].numpy().astype(np.int32),
         "token": split.targets[place].numpy().astype(np.int32),
-        "noise_seed": np.full(len(place), noise_seed, dtype=np.int8),
+        "noise_seed": np.full(len(place), shard.noise_seed, dtype=np.int8),
         **{f"nll_{readout}": nll.astype(np.float32) for readout, nll in losses.items()},
     }
     for readout, part in ((RAW, scored.raw), (TEMPERATURE, scored.temperature)):
@@ -432,19 +411,3 @@ def _columns(
         "agree_with_full": agree,
     }
     return columns
-
-
-def schedule_sums(scores: Scores, fit: Fits, split: Split, seeds: int) -> ScheduleSums:
-    """Per-document sums of one schedule, as the bootstrap takes them."""
-    tokens = split.counts.astype(np.float64) * seeds
-    summed = {readout: losses.sum(axis=0) for readout, losses in scores.losses.items()}
-    temperature = None
-    if fit.replicates is not None:
-        first, second, third = scores.derivatives
-        at_fit = DocumentSums(loss=summed[TEMPERATURE], first=first, second=second, third=third, tokens=tokens)
-        exact = scores.extra[:, : len(fit.replicates.exact)]
-        temperature = TemperatureSums(at_fit=at_fit, exact=exact, replicates=fit.replicates)
-    total = float(split.counts.sum())
-    by_seed = {readout: [float(x) for x in losses.sum(axis=1) / total] for readout, losses in scores.losses.items()}
-    fixed = {readout: sums for readout, sums in summed.items() if readout not in (RAW, TEMPERATURE)}
-    return ScheduleSums(raw=summed[RAW], fixed=fixed, temperature=temperature, seeds=by_seed)

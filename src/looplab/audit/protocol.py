@@ -12,9 +12,12 @@ Reference: Dau, Khuat, Dung, "Beyond Depth Truncation", arXiv:2609.19934.
 """
 
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,27 +25,30 @@ import torch
 from torch import nn
 
 import looplab
-from looplab._config import config_hash
+from looplab._config import config_hash, from_dict
 from looplab.audit.assemble import Measured, domain_result
 from looplab.audit.bootstrap import Losses, bootstrap_losses
 from looplab.audit.card import is_dense, model_card
+from looplab.audit.case import CONTROL, EVALUATION, FULL_RANK, MODEL, Case, Name, Subject
+from looplab.audit.collect import Collected, collect, schedule_sums
 from looplab.audit.config import AuditConfig
 from looplab.audit.control import dense_depths
 from looplab.audit.decompose import gap_findings
 from looplab.audit.documents import Domain, prepare
 from looplab.audit.findings import byte_tokens, domain_findings, not_identifiable
-from looplab.audit.measure import Fits, Scores, Subject, Work, calibrate, evaluate, schedule_sums
-from looplab.audit.result import AuditCounts, AuditResult, ModelCard, PhaseCounts
+from looplab.audit.result import AuditCounts, AuditResult, ModelCard, PhaseCounts, SelfTest
 from looplab.audit.runner import Runner
 from looplab.audit.schedules import FullPlan, Schedule, check_grid, default_schedules, full_plan, schedule_map
 from looplab.audit.self_tests import run as run_self_tests
-from looplab.audit.tables import NoTables, Tables
 from looplab.audit.verdict import agreements
 from looplab.audit.watch import Silent, Watcher
+from looplab.audit.work import Work, total_counts
 from looplab.data.documents import DataError, Document, DocumentSet
 from looplab.data.tokenizers import ByteTokenizer, Tokenizer
+from looplab.executors import Executor, Serial
 from looplab.intervals import document_draws
-from looplab.records import Finding
+from looplab.journal import Journal, Part
+from looplab.records import Finding, encode_json
 from looplab.recurrence.ledger import Ledger
 
 __all__ = ["AuditConfig", "AuditPlan", "AuditResult", "CannotAudit", "audit_model", "plan_audit"]
@@ -248,6 +254,7 @@ def _domain(
         max_tokens=longest,
         vocabulary=opened.model.spec.vocab[0],
         calibration_set=calibration,
+        training=config.calibration_documents if FULL_RANK in config.probes else 0,
     )
 
 
@@ -288,9 +295,9 @@ class AuditPlan:
 
     @property
     def documents(self) -> int:
-        """Documents that are walked, of all domains and both splits."""
-        calibrated = [d.calibration for d in self.domains.values()] if self.config.probes else []
-        return sum(len(split.documents) for split in [d.evaluation for d in self.domains.values()] + calibrated)
+        """Documents that are walked, of all domains and splits."""
+        cases = [case for (role, _), case in self.cases.items() if role == MODEL]
+        return sum(len(case.split(name).documents) for case in cases for name in (*case.fitted_splits, EVALUATION))
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -305,26 +312,97 @@ class AuditPlan:
         }
         return facts | {f"data.{name}": domain.data_hash for name, domain in self.domains.items()}
 
-    def run(
-        self,
-        *,
-        tables: Tables | None = None,
-        watcher: Watcher | None = None,
-        ledgers: dict[str, Ledger] | None = None,
-        spool_bytes: int = 2**30,
-        command: str = "",
-    ) -> AuditResult:
-        """All steps.
+    @cached_property
+    def cases(self) -> dict[Name, Case]:
+        """Every model on every domain."""
+        sides = ((MODEL, self.subject, self.domains), (CONTROL, self.control_subject, self.control_domains))
+        return {
+            (role, name): Case(
+                role=role, subject=subject, domain=domain, config=self.config, batch_tokens=self.batch_tokens
+            )
+            for role, subject, domains in sides
+            if subject is not None
+            for name, domain in domains.items()
+        }
+
+    def run(self, *, watcher: Watcher | None = None, command: str = "", spool_bytes: int = 2**30) -> AuditResult:
+        """Measures in a temporary folder and returns the result.
 
         Args:
-            tables: Receives what is too large for a result.
             watcher: Receives progress.
-            ledgers: Filled with the counts and times of every phase.
-            spool_bytes: Hidden states beyond this go to temporary files.
             command: The command line, for the record.
+            spool_bytes: Hidden states of one shard beyond this go to temporary files.
         """
-        run = _Run(self, tables or NoTables(), watcher or Silent(), {} if ledgers is None else ledgers, spool_bytes)
-        return run.result(command)
+        with tempfile.TemporaryDirectory(prefix="looplab-audit-") as folder:
+            journal = Journal(Path(folder))
+            return self.measure(journal, watcher=watcher, spool_bytes=spool_bytes).result(command)
+
+    def measure(
+        self,
+        journal: Journal,
+        *,
+        executor: Executor | None = None,
+        make: Callable[[], Mapping[Name, Case]] | None = None,
+        watcher: Watcher | None = None,
+        keep_tokens: bool = False,
+        keep_hidden: bool = False,
+        spool_bytes: int = 2**30,
+    ) -> "Measurement":
+        """Does what the journal lacks.
+
+        Args:
+            journal: Of this audit; a journal of another one gives nonsense.
+            executor: Where tasks run; entered and left here. Default: this process, one after another.
+            make: Makes the cases in another process, for executors that have some.
+            watcher: Receives progress.
+            keep_tokens: Keep the columns of `tokens.parquet`.
+            keep_hidden: Keep the hidden states of calibration documents.
+            spool_bytes: Hidden states of one shard beyond this go to temporary files.
+
+        Raises:
+            SelfTestError: A self-test failed; nothing was measured.
+            NonFiniteError: The full plan gives numbers that are not finite.
+        """
+        watcher = watcher or Silent()
+        subject = self.subject
+        watcher.planned(self.card, subject.rows, subject.minimal, subject.naive)
+        ran: dict[str, Ledger] = {"self-test": Ledger()}
+        self._self_tests(journal, watcher, ran["self-test"])
+        with executor or Serial() as pool:
+            Work(
+                cases=self.cases,
+                journal=journal,
+                executor=pool,
+                watcher=watcher,
+                make=make,
+                keep_tokens=keep_tokens,
+                keep_hidden=keep_hidden,
+                spool_bytes=spool_bytes,
+                ran=ran,
+            ).run()
+        return Measurement(self, journal, watcher, ran)
+
+    def _self_tests(self, journal: Journal, watcher: Watcher, ran: Ledger) -> None:
+        if SELF_TESTS in journal:
+            return
+        first = next(iter(self.domains.values()))
+        ledger = Ledger()
+        with ran.phase("self-test"):
+            tests, findings = run_self_tests(
+                self.subject.runner, self.subject.full, first.evaluation.documents, ledger, watcher.tested
+            )
+        ran.add(ledger)
+        facts = {
+            "tests": [encode_json(test) for test in tests],
+            "findings": [finding.to_dict() for finding in findings],
+            "counts": ledger.to_dict(times=False),
+        }
+        journal.put(SELF_TESTS, Part(facts=facts))
+
+
+SELF_TESTS = ("self-tests",)
+COUNTED = ("self-test", "calibrate", "fit", "evaluate", CONTROL)
+"""Phases whose counts the result holds; whatever is done for the control is one of them."""
 
 
 def _card(opened: Opened, subject: Subject) -> ModelCard:
@@ -334,34 +412,50 @@ def _card(opened: Opened, subject: Subject) -> ModelCard:
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
-    """One run of a plan."""
+class Measurement:
+    """A finished measurement: all parts are in the journal."""
 
     plan: AuditPlan
-    tables: Tables
-    watcher: Watcher
-    ledgers: dict[str, Ledger]
-    spool_bytes: int
+    journal: Journal
+    watcher: Watcher = field(default_factory=Silent)
+    ran: dict[str, Ledger] = field(default_factory=dict)
+    """What was run now, by phase; less than the counts of the result where the journal had parts already."""
 
-    def result(self, command: str) -> AuditResult:
-        plan, subject = self.plan, self.plan.subject
-        self.watcher.planned(plan.card, subject.rows, subject.minimal, subject.naive)
-        first = next(iter(plan.domains.values()))
-        with self._ledger("self-test").phase("self-test"):
-            tests, findings = run_self_tests(
-                subject.runner, subject.full, first.evaluation.documents, self._ledger("self-test"), self.watcher.tested
+    @cached_property
+    def collected(self) -> dict[Name, Collected]:
+        """Every case put together."""
+        return {name: collect(self.journal, name, case) for name, case in self.plan.cases.items()}
+
+    @cached_property
+    def measured(self) -> dict[Name, Measured]:
+        """Every case with its losses in all replicates."""
+        domains = list(self.plan.domains)
+        return {
+            (role, domain): Measured(
+                collected=part,
+                losses=_losses(part),
+                cross=tuple(d for d in domains if d != domain) if role == MODEL else (),
             )
-        measured = self._measure(subject, plan.domains, "")
-        controlled = {}
-        if plan.control_subject is not None:
-            controlled = self._measure(plan.control_subject, plan.control_domains, "control")
-        with self._ledger("statistics").phase("statistics"):
+            for (role, domain), part in self.collected.items()
+        }
+
+    def result(self, command: str = "") -> AuditResult:
+        """Statistics and verdict; `command` is for the record."""
+        plan, subject = self.plan, self.plan.subject
+        with self._timed("statistics"):
             self.watcher.advanced("statistics", "", 0, 1, "")
-            results = tuple(domain_result(measured[n], controlled.get(n), plan.control_card) for n in measured)
+            results = tuple(
+                domain_result(
+                    self.measured[MODEL, name], self.measured.get((CONTROL, name)), plan.control_card, plan.card
+                )
+                for name in plan.domains
+            )
+        facts = self.journal.get(SELF_TESTS).facts
         split = results[0].decompositions
-        found = [*plan.opened.findings, *findings, *not_identifiable(subject.rows, split[0].parts if split else ())]
+        found = [*plan.opened.findings, *(Finding.from_dict(finding) for finding in facts["findings"])]
+        found += not_identifiable(subject.rows, split[0].parts if split else ())
         for result in results:
-            part = measured[result.name]
+            part = self.measured[MODEL, result.name]
             found += domain_findings(part.domain, part.fits, part.diverged, part.losses.findings)
             found += gap_findings(result.decompositions, result.name, plan.config)
         return AuditResult(
@@ -371,82 +465,22 @@ class _Run:
             schedule_map=subject.rows,
             domains=results,
             agreements=agreements({result.name: result.decompositions for result in results}),
-            self_tests=tests,
+            self_tests=tuple(from_dict(SelfTest, test) for test in facts["tests"]),
             findings=tuple(found),
-            counts=self._counts(),
+            counts=self._counts(Ledger.from_dict(facts["counts"])),
             versions={"looplab": looplab.__version__, "python": platform.python_version(), "torch": torch.__version__},
             command=command,
         )
 
-    def _ledger(self, phase: str) -> Ledger:
-        return self.ledgers.setdefault(phase, Ledger())
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        with self.ran.setdefault(phase, Ledger()).phase(phase):
+            yield
 
-    def _measure(self, subject: Subject, domains: Mapping[str, Domain], control: str) -> dict[str, Measured]:
-        """Calibrates on every domain, then evaluates every domain under its own fits and the others' temperatures."""
-        keep = self.tables.tokens if self.tables.keeps_tokens and not control else None
-        plan = self.plan
-        work = Work(plan.config, plan.batch_tokens, self.spool_bytes, self.ledgers, self.watcher.advanced, keep)
-        fitted = {
-            name: calibrate(subject, domain, work, phase=control or "calibrate") for name, domain in domains.items()
-        }
-        measured = {}
-        for name, domain in domains.items():
-            fits, diverged = fitted[name]
-            others = {other: fitted[other][0] for other in domains if other != name}
-            cross = {schedule: _other_betas(others, schedule) for schedule in fits}
-            scores = evaluate(subject, domain, fits, diverged, work, cross=cross, phase=control or "evaluate")
-            with self._ledger("statistics").phase("statistics"):
-                losses = self._losses(subject, domain, fits, scores)
-            measured[name] = Measured(
-                config=plan.config,
-                batch_tokens=plan.batch_tokens,
-                subject=subject,
-                domain=domain,
-                fits=fits,
-                scores=scores,
-                diverged=diverged,
-                losses=losses,
-                cross=tuple(others),
-            )
-            if not control:
-                self._keep(measured[name])
-        return measured
-
-    def _losses(
-        self, subject: Subject, domain: Domain, fits: Mapping[str, Fits], scores: Mapping[str, Scores]
-    ) -> Losses:
-        split, config = domain.evaluation, self.plan.config
-        sums = {name: schedule_sums(kept, fits[name], split, subject.seeds) for name, kept in scores.items()}
-        origin = {row.name: row.same_as or row.name for row in subject.rows}
-        draws = document_draws(
-            len(split.documents), config.replicates, seed=config.seed, domain=domain.name, split="evaluation"
-        )
-        return bootstrap_losses(
-            {name: sums[own] for name, own in origin.items() if own in sums},
-            draws,
-            tokens=split.counts.astype(np.float64) * subject.seeds,
-            num_bytes=int(split.text_bytes.sum()) * subject.seeds,
-            weighting=config.weighting,
-        )
-
-    def _keep(self, part: Measured) -> None:
-        split = part.domain.evaluation
-        for name, kept in part.scores.items():
-            sums = {readout: losses.sum(axis=0) for readout, losses in kept.losses.items()}
-            columns = {
-                "document": [document.content_key for document in split.documents],
-                "tokens": split.counts,
-                "bytes": split.text_bytes,
-                **{f"nll_{readout}": values for readout, values in sums.items()},
-                **dict(zip(("first", "second", "third"), kept.derivatives, strict=True)),
-            }
-            self.tables.documents(part.domain.name, name, columns)
-            self.tables.probes(part.domain.name, name, part.fits[name])
-
-    def _counts(self) -> AuditCounts:
+    def _counts(self, self_tests: Ledger) -> AuditCounts:
         subject = self.plan.subject
-        first_time = sum(self._ledger(phase).row_applications for phase in ("calibrate", "evaluate"))
-        assert first_time == subject.minimal * self.plan.documents * subject.seeds, "an application was made twice"
+        phases = {"self-test": self_tests, **total_counts(self.journal, self.plan.cases)}
+        order = [phase for phase in COUNTED if phase in phases]
         return AuditCounts(
             minimal_applications=subject.minimal,
             naive_applications=subject.naive,
@@ -454,26 +488,33 @@ class _Run:
             live_states=subject.live_states,
             documents=self.plan.documents,
             seeds=subject.seeds,
-            applications=first_time,
+            applications=sum(phases[p].row_applications for p in ("calibrate", "evaluate") if p in phases),
             phases=tuple(
                 PhaseCounts(
                     phase=phase,
-                    applications=ledger.row_applications,
-                    tokens=ledger.encoded_tokens,
-                    readouts=ledger.readouts,
-                    head_tokens=ledger.head_tokens,
-                    flops=ledger.flops_forward + ledger.flops_backward,
+                    applications=phases[phase].row_applications,
+                    tokens=phases[phase].encoded_tokens,
+                    readouts=phases[phase].readouts,
+                    head_tokens=phases[phase].head_tokens,
+                    flops=phases[phase].flops_forward + phases[phase].flops_backward,
                 )
-                for phase, ledger in self.ledgers.items()
-                if phase != "statistics"
+                for phase in order
             ),
         )
 
 
-def _other_betas(others: Mapping[str, Mapping[str, Fits]], schedule: str) -> list[float]:
-    """The schedule's beta on every other domain; 1 where it has none there."""
-    found = []
-    for fits in others.values():
-        temperature = fits[schedule].temperature if schedule in fits else None
-        found.append(1.0 if temperature is None else temperature.beta)
-    return found
+def _losses(part: Collected) -> Losses:
+    case = part.case
+    split, config, subject = case.split(EVALUATION), case.config, case.subject
+    sums = {name: schedule_sums(kept, part.fits[name], split, subject.seeds) for name, kept in part.scores.items()}
+    origin = {row.name: row.same_as or row.name for row in subject.rows}
+    draws = document_draws(
+        len(split.documents), config.replicates, seed=config.seed, domain=case.domain.name, split="evaluation"
+    )
+    return bootstrap_losses(
+        {name: sums[own] for name, own in origin.items() if own in sums},
+        draws,
+        tokens=split.counts.astype(np.float64) * subject.seeds,
+        num_bytes=int(split.text_bytes.sum()) * subject.seeds,
+        weighting=config.weighting,
+    )

@@ -4,14 +4,12 @@
     documents.parquet          one row per document and schedule: sums of every loss, and of its derivatives in beta
     probes/<domain>.safetensors   <schedule>.beta, .gain, .shift, .scale
 
-Everything is written into a hidden folder beside its place and moved there by `finish`.
+Everything is written into a hidden folder beside its place and moved there at the end; each file is replaced whole.
 """
 
-import contextlib
 import os
 import shutil
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,102 +18,95 @@ import pyarrow as pa
 import pyarrow.parquet
 from safetensors.numpy import save_file
 
+from looplab.audit.case import EVALUATION, MODEL
+from looplab.audit.collect import Collected
 from looplab.audit.measure import Fits
+from looplab.journal import Journal
 
 TOKENS, DOCUMENTS, PROBES = "tokens.parquet", "documents.parquet", "probes"
+_TOKEN = "token."
+
+Rows = tuple[str, str, Mapping[str, Any]]
+"""Domain, schedule, columns of equal length."""
 
 
-class Tables(ABC):
-    """Receives tables while an audit runs."""
+def write_tables(folder: Path, journal: Journal, collected: Mapping[str, Collected], *, keep_tokens: bool) -> None:
+    """Writes the tables of all domains of the model.
 
-    keeps_tokens: bool
-    """Whether `tokens` is to be called."""
-
-    @abstractmethod
-    def tokens(self, domain: str, schedule: str, columns: Mapping[str, np.ndarray]) -> None:
-        """One batch: one entry per scored token in every column."""
-
-    @abstractmethod
-    def documents(self, domain: str, schedule: str, columns: Mapping[str, Any]) -> None:
-        """One entry per evaluation document in every column."""
-
-    @abstractmethod
-    def probes(self, domain: str, schedule: str, fit: Fits) -> None:
-        """The fitted probes of one schedule."""
-
-
-class NoTables(Tables):
-    """Keeps nothing."""
-
-    keeps_tokens = False
-
-    def tokens(self, domain: str, schedule: str, columns: Mapping[str, np.ndarray]) -> None:
-        pass
-
-    def documents(self, domain: str, schedule: str, columns: Mapping[str, Any]) -> None:
-        pass
-
-    def probes(self, domain: str, schedule: str, fit: Fits) -> None:
-        pass
-
-
-class FolderTables(Tables):
-    """Writes into a folder; use as a context, and call `finish` at the end. Without it nothing stays."""
-
-    def __init__(self, folder: Path, *, keep_tokens: bool = True):
-        self.keeps_tokens = keep_tokens
-        self._folder = folder
-        self._hidden = folder / f".tables.{os.getpid()}"
-        self._writers: dict[str, pa.parquet.ParquetWriter] = {}
-        self._probes: dict[str, dict[str, np.ndarray]] = {}
-
-    def __enter__(self) -> "FolderTables":
-        self._hidden.mkdir(parents=True)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._close()
-        shutil.rmtree(self._hidden)
-
-    def tokens(self, domain: str, schedule: str, columns: Mapping[str, np.ndarray]) -> None:
-        self._write(TOKENS, domain, schedule, columns)
-
-    def documents(self, domain: str, schedule: str, columns: Mapping[str, Any]) -> None:
-        self._write(DOCUMENTS, domain, schedule, columns)
-
-    def probes(self, domain: str, schedule: str, fit: Fits) -> None:
-        kept = self._probes.setdefault(domain, {})
-        if fit.temperature is not None:
-            kept[f"{schedule}.beta"] = np.array([fit.temperature.beta])
-        if fit.affine is not None:
-            kept[f"{schedule}.gain"] = np.ascontiguousarray(fit.affine.gain)
-            kept[f"{schedule}.shift"] = np.ascontiguousarray(fit.affine.shift)
-            kept[f"{schedule}.scale"] = np.array([fit.affine.scale])
-
-    def finish(self) -> None:
-        """Moves everything to its place; each file is replaced whole."""
-        self._close()
-        (self._hidden / PROBES).mkdir()
-        for domain, arrays in self._probes.items():
-            save_file(arrays, self._hidden / PROBES / f"{domain}.safetensors")
-        (self._folder / PROBES).mkdir(exist_ok=True)
-        for path in sorted(self._hidden.rglob("*")):
+    Args:
+        collected: By domain.
+        keep_tokens: Write `tokens.parquet`; the journal then has the columns.
+    """
+    hidden = folder / f".tables.{os.getpid()}"
+    hidden.mkdir(parents=True)
+    try:
+        _write(hidden / DOCUMENTS, _documents(collected))
+        if keep_tokens:
+            _write(hidden / TOKENS, _tokens(journal, collected))
+        (hidden / PROBES).mkdir()
+        for domain, part in collected.items():
+            arrays = {key: array for name, fit in part.fits.items() for key, array in _probes(name, fit)}
+            save_file(arrays, hidden / PROBES / f"{domain}.safetensors")
+        (folder / PROBES).mkdir(exist_ok=True)
+        for path in sorted(hidden.rglob("*")):
             if path.is_file():
-                os.replace(path, self._folder / path.relative_to(self._hidden))
+                os.replace(path, folder / path.relative_to(hidden))
+    finally:
+        shutil.rmtree(hidden)
 
-    def _write(self, name: str, domain: str, schedule: str, columns: Mapping[str, Any]) -> None:
-        size = len(next(iter(columns.values())))
-        constant = {
-            key: pa.array(np.full(size, value)).dictionary_encode()
-            for key, value in (("domain", domain), ("split", "evaluation"), ("schedule", schedule))
-        }
-        table = pa.table({**constant, **{key: pa.array(values) for key, values in columns.items()}})
-        if name not in self._writers:
-            self._writers[name] = pa.parquet.ParquetWriter(self._hidden / name, table.schema, compression="zstd")
-        self._writers[name].write_table(table)
 
-    def _close(self) -> None:
-        for writer in self._writers.values():
-            with contextlib.suppress(OSError):
-                writer.close()
-        self._writers.clear()
+def _documents(collected: Mapping[str, Collected]) -> Iterator[Rows]:
+    for domain, part in collected.items():
+        split = part.case.split(EVALUATION)
+        for schedule, kept in part.scores.items():
+            sums = {readout: losses.sum(axis=0) for readout, losses in kept.losses.items()}
+            columns = {
+                "document": [document.content_key for document in split.documents],
+                "tokens": split.counts,
+                "bytes": split.text_bytes,
+                **{f"nll_{readout}": values for readout, values in sums.items()},
+                **dict(zip(("first", "second", "third"), kept.derivatives, strict=True)),
+            }
+            yield domain, schedule, columns
+
+
+def _tokens(journal: Journal, collected: Mapping[str, Collected]) -> Iterator[Rows]:
+    for domain, part in collected.items():
+        for schedule in part.scores:
+            for shard in part.case.shards(EVALUATION):
+                arrays = journal.get((MODEL, domain, EVALUATION, shard, schedule)).arrays
+                columns = {name.removeprefix(_TOKEN): a for name, a in arrays.items() if name.startswith(_TOKEN)}
+                yield domain, schedule, dict(sorted(columns.items(), key=lambda column: _order(column[0])))
+
+
+def _order(column: str) -> tuple[int, str]:
+    """Identifiers first, then measurements by name."""
+    identifiers = ("document", "position", "token", "noise_seed", "correct")
+    return (identifiers.index(column) if column in identifiers else len(identifiers)), column
+
+
+def _probes(schedule: str, fit: Fits) -> Iterator[tuple[str, np.ndarray]]:
+    if fit.temperature is not None:
+        yield f"{schedule}.beta", np.array([fit.temperature.beta])
+    if fit.affine is not None:
+        yield f"{schedule}.gain", np.ascontiguousarray(fit.affine.gain)
+        yield f"{schedule}.shift", np.ascontiguousarray(fit.affine.shift)
+        yield f"{schedule}.scale", np.array([fit.affine.scale])
+
+
+def _write(path: Path, rows: Iterator[Rows]) -> None:
+    writer = None
+    try:
+        for domain, schedule, columns in rows:
+            size = len(next(iter(columns.values())))
+            constant = {
+                key: pa.array(np.full(size, value)).dictionary_encode()
+                for key, value in (("domain", domain), ("split", EVALUATION), ("schedule", schedule))
+            }
+            table = pa.table({**constant, **{key: pa.array(values) for key, values in columns.items()}})
+            if writer is None:
+                writer = pa.parquet.ParquetWriter(path, table.schema, compression="zstd")
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()

@@ -35,5 +35,5 @@ class Silent(Watcher):
         pass
 
 
-PHASES = ("self-test", "calibrate", "fit", "evaluate", "control", "statistics")
+PHASES = ("self-test", "calibrate", "fit", "evaluate", "statistics", "report")
 """The order of work."""

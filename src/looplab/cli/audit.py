@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,13 +17,14 @@ from rich.markup import escape
 
 import looplab
 from looplab._config import config_hash
+from looplab.audit.case import MODEL, Case, Name
 from looplab.audit.config import PROBES, AuditConfig
 from looplab.audit.folder import LEDGER, AuditFolder, FolderBusyError
 from looplab.audit.protocol import AuditPlan, CannotAudit, plan_audit
 from looplab.audit.result import DENSE_MESSAGE, RESULTS, AuditResult, ModelCard, ScheduleEntry, SelfTest
 from looplab.audit.schedules import full_plan
 from looplab.audit.self_tests import NonFiniteError, SelfTestError
-from looplab.audit.tables import FolderTables
+from looplab.audit.tables import write_tables
 from looplab.audit.watch import PHASES, Watcher
 from looplab.cli import exit_codes
 from looplab.cli.device import check_device
@@ -30,9 +32,9 @@ from looplab.cli.exit_codes import UserError, user_error
 from looplab.data.corpus import builtin_corpus
 from looplab.data.documents import DataError, DocumentSet, read_documents
 from looplab.data.tokenizers import Tokenizer, load_tokenizer
+from looplab.executors import Executor, WorkerDied, executor
 from looplab.interop import LoadedModel
 from looplab.records import Level, dump_json, write_atomic
-from looplab.recurrence.ledger import Ledger
 from looplab.report import write_report
 
 Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
@@ -70,6 +72,8 @@ class Options:
     """Controls besides prefix and repeat, of suffix,permute,pinned,order; "none", or "all" that can be identified."""
     schedule: Repeated = ()
     """A further schedule, such as "same(3)" or "[0.0 0.1 1.0]"; may be given several times."""
+    extend: str = ""
+    """Numbers of units past the trained plan, such as 12,16, made by repeating trained units. Default: none."""
     permutations: int = 4
     """Draws of the permuted order."""
 
@@ -119,6 +123,14 @@ class Options:
     """Folder of a finished audit to show beside this one; may be given several times."""
     no_tokens: tyro.conf.FlagCreatePairsOff[bool] = False
     """Leave out tokens.parquet."""
+    keep_partial: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Keep the hidden states of calibration documents too; they are large and can be made again."""
+    executor: Literal["local", "ray"] = "local"
+    """Where the work runs: processes of this machine, or a Ray cluster. The numbers are the same."""
+    workers: int = 1
+    """Worker processes; 1 of "local" is this process."""
+    address: str = ""
+    """Address of a running Ray cluster; default: one is started here."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print schedules and counts, and stop."""
     fail_on: Literal["none", "warning", "failure"] = "none"
@@ -138,11 +150,12 @@ def main(argv: Sequence[str]) -> int:
         return exit_codes.DONE
     beside = [_finished(folder) for folder in options.beside]
     with user_error(exit_codes.BUSY, (FolderBusyError,)), AuditFolder(options.out) as folder:
-        result = folder.claim(settings(plan), manifest_facts(plan, command), fresh=options.fresh)
+        facts = manifest_facts(plan, command)
+        result = folder.claim(settings(plan, options), scope(plan), facts, fresh=options.fresh)
         try:
-            result = result or _run(plan, options, watcher, command, beside)
+            result = result or _run(plan, folder, options, watcher, command, beside)
         except KeyboardInterrupt:
-            print(f"Nothing is kept. To start again: {command}", file=sys.stderr)
+            print(f"Interrupted. To go on: {command}", file=sys.stderr)
             raise
     print(result)
     print(f"Report: {options.out / 'report.html'}")
@@ -274,10 +287,16 @@ def _device(name: str) -> str:
     return name
 
 
-def settings(plan: AuditPlan) -> dict[str, Any]:
+def settings(plan: AuditPlan, options: Options) -> dict[str, Any]:
     """Flat names and values that the numbers depend on, for the manifest; the seed first."""
     config = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(plan.config).items()}
-    return {"seed": config.pop("seed"), **config, **plan.identity}
+    machine = {"looplab": looplab.__version__, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    return {"seed": config.pop("seed"), **config, **plan.identity, "tokens": not options.no_tokens, **machine}
+
+
+def scope(plan: AuditPlan) -> dict[str, tuple[str, ...]]:
+    """What is measured; an audit in the same folder may have measured less."""
+    return {"schedules": tuple(plan.subject.words), "domains": tuple(plan.domains)}
 
 
 def manifest_facts(plan: AuditPlan, command: str) -> dict[str, Any]:
@@ -292,30 +311,57 @@ def manifest_facts(plan: AuditPlan, command: str) -> dict[str, Any]:
             }
             for name, domain in plan.domains.items()
         },
-        "looplab": looplab.__version__,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
         "command": command,
     }
 
 
+def _cases(options: Options) -> dict[Name, Case]:
+    """The cases of an audit, made in a worker process."""
+    return _plan(options).cases
+
+
 def _run(
-    plan: AuditPlan, options: Options, watcher: "ProgressLines", command: str, beside: Sequence[AuditResult]
+    plan: AuditPlan,
+    folder: AuditFolder,
+    options: Options,
+    watcher: "ProgressLines",
+    command: str,
+    beside: Sequence[AuditResult],
 ) -> AuditResult:
-    """Runs the audit and writes its files, the numbers last."""
-    ledgers: dict[str, Ledger] = {}
+    """Does what the folder lacks and writes its files, the numbers last."""
     with (
         watcher.shown(),
         user_error(exit_codes.DATA, (DataError, NonFiniteError)),
         user_error(exit_codes.SELF_TEST, (SelfTestError,)),
-        FolderTables(options.out, keep_tokens=not options.no_tokens) as tables,
+        user_error(exit_codes.UNEXPECTED, (WorkerDied,)),
     ):
-        result = plan.run(tables=tables, watcher=watcher, ledgers=ledgers, command=command)
-        tables.finish()
-    write_atomic(options.out / LEDGER, dump_json({phase: ledger.to_dict() for phase, ledger in ledgers.items()}))
-    write_report(result, options.out, beside)
-    result.save(options.out)
+        measurement = plan.measure(
+            folder.journal,
+            executor=_executor(options),
+            make=partial(_cases, options),
+            watcher=watcher,
+            keep_tokens=not options.no_tokens,
+            keep_hidden=options.keep_partial,
+        )
+        result = measurement.result(command)
+        watcher.advanced("report", "", 0, 1, "")
+        collected = {domain: part for (role, domain), part in measurement.collected.items() if role == MODEL}
+        write_tables(folder.path, folder.journal, collected, keep_tokens=not options.no_tokens)
+        ledger = {"counts": result.counts, "ran": {phase: made.to_dict() for phase, made in measurement.ran.items()}}
+        write_atomic(folder.path / LEDGER, dump_json(ledger))
+        write_report(result, folder.path, beside)
+        result.save(folder.path)
     return result
+
+
+def _executor(options: Options) -> Executor:
+    with user_error(exit_codes.USAGE, (ValueError, ImportError)):
+        return executor(
+            options.executor,
+            workers=options.workers,
+            threads=torch.get_num_threads(),
+            address=options.address or None,
+        )
 
 
 def dry_run_lines(plan: AuditPlan) -> Iterator[str]:
@@ -360,7 +406,7 @@ class ProgressLines(Watcher):
     def __init__(self, *, quiet: bool = False, console: Console | None = None):
         self._console = console or Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
         self._live = self._console.is_terminal
-        self._phase = ("", "")
+        self._phase, self._done = "", -1
         self._started = self._last = 0.0
         self._status: Any = None
 
@@ -385,10 +431,11 @@ class ProgressLines(Watcher):
 
     def advanced(self, phase: str, domain: str, done: int, total: int, schedule: str) -> None:
         now = time.monotonic()
-        if (phase, domain) != self._phase:
-            self._phase, self._started, self._last = (phase, domain), now, now if done else 0.0
+        if phase != self._phase:
+            self._phase, self._started, self._last, self._done = phase, now, 0.0, -1
         line = progress_line(phase, domain, done, total, schedule, now - self._started)
-        finished = done >= total or done == 0
+        finished = (done >= total or done == 0) and done != self._done
+        self._done = done
         if self._live and self._status is not None:
             self._status.update(escape(line))
         if finished or (not self._live and now - self._last >= 10):

@@ -5,13 +5,23 @@ executions inside the gradient window; recomputation under checkpointing has its
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from looplab.nn.cost import Group
 from looplab.recurrence.spec import LoopSpec
+
+_SUMMED = (
+    "launches",
+    "encoded_tokens",
+    "readouts",
+    "head_tokens",
+    "flops_forward",
+    "flops_backward",
+    "flops_recompute",
+)
 
 
 @dataclass
@@ -85,19 +95,28 @@ class Ledger:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
+    def add(self, other: "Ledger") -> None:
+        """Adds every count and time of another ledger."""
+        for name in ("applications", "seconds"):
+            target = getattr(self, name)
+            for key, value in getattr(other, name).items():
+                target[key] = target.get(key, 0) + value
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.kv_bytes = max(self.kv_bytes, other.kv_bytes)
+
     def __add__(self, other: "Ledger") -> "Ledger":
         total = Ledger()
-        for ledger in (self, other):
-            for name in ("applications", "seconds"):
-                target = getattr(total, name)
-                for key, value in getattr(ledger, name).items():
-                    target[key] = target.get(key, 0) + value
-            for name in ("launches", "encoded_tokens", "readouts", "head_tokens"):
-                setattr(total, name, getattr(total, name) + getattr(ledger, name))
-            for name in ("flops_forward", "flops_backward", "flops_recompute"):
-                setattr(total, name, getattr(total, name) + getattr(ledger, name))
-            total.kv_bytes = max(total.kv_bytes, ledger.kv_bytes)
+        total.add(self)
+        total.add(other)
         return total
+
+    @classmethod
+    def from_dict(cls, counts: Mapping[str, Any]) -> "Ledger":
+        """The ledger that `to_dict` wrote."""
+        applications = {int(block): n for block, n in counts["applications"].items()}
+        plain = {name: counts[name] for name in (*_SUMMED, "kv_bytes")}
+        return cls(applications=applications, seconds=dict(counts.get("seconds", {})), **plain)
 
     def to_dict(self, *, times: bool = True) -> dict[str, Any]:
         """JSON-ready counts; without `times`, equal runs give equal dicts."""

@@ -1,0 +1,113 @@
+"""The parts of one case, put together: what the statistics start from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from looplab.audit.bootstrap import DocumentSums, ScheduleSums, TemperatureSums
+from looplab.audit.case import EVALUATION, TEMPERATURE, Case, Name
+from looplab.audit.documents import Split
+from looplab.audit.measure import MEANS, Fits, unpack_fits
+from looplab.audit.result import RAW
+from looplab.audit.work import CROSS, FITS
+from looplab.journal import Journal
+
+
+@dataclass(eq=False)
+class Scores:
+    """Everything kept of one schedule on the evaluation documents. Arrays over tokens have one row per noise seed."""
+
+    confidence: dict[str, np.ndarray]
+    correct: np.ndarray
+    losses: dict[str, np.ndarray]
+    """Readout -> loss sums, "seeds documents"."""
+    derivatives: np.ndarray
+    """First to third derivative sums at the fitted beta, "3 documents"."""
+    extra: np.ndarray
+    """Loss sums at every exactly refitted beta, "documents refits"."""
+    cross: dict[str, np.ndarray]
+    """Other domain -> loss sums under its temperature, " documents"."""
+    totals: dict[str, float]
+    """Sums over all tokens of what is reported as a mean."""
+
+    @classmethod
+    def empty(cls, split: Split, seeds: int, readouts: Sequence[str], extras: int) -> "Scores":
+        """Zeros for `extras` exact refits."""
+        documents, tokens = len(split.documents), split.tokens
+        return cls(
+            confidence={name: np.zeros((seeds, tokens)) for name in (RAW, TEMPERATURE)},
+            correct=np.zeros((seeds, tokens), dtype=bool),
+            losses={name: np.zeros((seeds, documents)) for name in readouts},
+            derivatives=np.zeros((3, documents)),
+            extra=np.zeros((documents, extras)),
+            cross={},
+            totals=dict.fromkeys(MEANS, 0.0),
+        )
+
+    def add(self, arrays: dict[str, np.ndarray], rows: np.ndarray, place: np.ndarray, noise_seed: int) -> None:
+        """Enters one shard: `rows` are its documents, `place` its tokens, in the order of the split."""
+        for readout, losses in self.losses.items():
+            losses[noise_seed, rows] = arrays[f"loss.{readout}"]
+        self.derivatives[:, rows] += arrays["derivatives"]
+        self.extra[rows] += arrays["extra"]
+        for readout, confidence in self.confidence.items():
+            confidence[noise_seed, place] = arrays[f"confidence.{readout}"]
+        self.correct[noise_seed, place] = arrays["correct"]
+        for name, total in zip(MEANS, arrays["totals"], strict=True):
+            self.totals[name] += float(total)
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """One case, measured."""
+
+    case: Case
+    fits: dict[str, Fits]
+    scores: dict[str, Scores]
+    diverged: dict[str, int]
+    """Schedule -> application at which it diverged."""
+
+
+def collect(journal: Journal, name: Name, case: Case) -> Collected:
+    """Reads all parts of a case; KeyError if one is missing."""
+    split = case.domain.evaluation
+    document_of = {id(document): i for i, document in enumerate(split.documents)}
+    fits, scores, diverged = {}, {}, {}
+    for schedule in case.subject.words:
+        part = journal.get((*name, FITS, schedule))
+        if "diverged" in part.facts:
+            diverged[schedule] = int(part.facts["diverged"])
+            continue
+        fit = fits[schedule] = unpack_fits(part)
+        exact = 0 if fit.replicates is None else len(fit.replicates.exact)
+        kept = Scores.empty(split, case.subject.seeds, (RAW, *case.config.probes), exact)
+        for key, shard in case.shards(EVALUATION).items():
+            part = journal.get((*name, EVALUATION, key, schedule))
+            if "diverged" in part.facts:
+                diverged[schedule] = int(part.facts["diverged"])
+                break
+            rows = np.array([document_of[id(document)] for document in shard.batch.documents])
+            kept.add(part.arrays, rows, shard.batch.place.numpy(), shard.noise_seed)
+            crossing = (*name, CROSS, key, schedule)
+            if crossing in journal:
+                for other, losses in journal.get(crossing).arrays.items():
+                    kept.cross.setdefault(other, np.zeros(len(split.documents)))[rows] += losses
+        else:
+            scores[schedule] = kept
+    return Collected(case, fits, scores, diverged)
+
+
+def schedule_sums(scores: Scores, fit: Fits, split: Split, seeds: int) -> ScheduleSums:
+    """Per-document sums of one schedule, as the bootstrap takes them."""
+    tokens = split.counts.astype(np.float64) * seeds
+    summed = {readout: losses.sum(axis=0) for readout, losses in scores.losses.items()}
+    temperature = None
+    if fit.replicates is not None:
+        first, second, third = scores.derivatives
+        at_fit = DocumentSums(loss=summed[TEMPERATURE], first=first, second=second, third=third, tokens=tokens)
+        temperature = TemperatureSums(at_fit=at_fit, exact=scores.extra, replicates=fit.replicates)
+    total = float(split.counts.sum())
+    by_seed = {readout: [float(x) for x in losses.sum(axis=1) / total] for readout, losses in scores.losses.items()}
+    fixed = {readout: sums for readout, sums in summed.items() if readout not in (RAW, TEMPERATURE)}
+    return ScheduleSums(raw=summed[RAW], fixed=fixed, temperature=temperature, seeds=by_seed)
