@@ -73,3 +73,9 @@ BATCHED32 = {"rtol": 1e-5, "atol": 0.0}
 
 ROWS_FLOAT32 = {"rtol": 1e-5, "atol": 1e-5}
 """float32, the same row alone, among others, padded or decoded token by token: other sizes of matrix products."""
+
+GEOMETRY = {"rtol": 1e-9, "atol": 1e-10}
+"""float64 statistics of a few hundred vectors against definitions written out as loops."""
+
+FRECHET = {"rtol": 1e-6, "atol": 1e-7}
+"""The same through two square roots of a matrix by SciPy, which lose half the digits of small eigenvalues."""

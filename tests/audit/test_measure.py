@@ -128,7 +128,7 @@ def test_the_ledger_of_a_walk_is_what_its_schedules_own(domain):
     subject = Subject(Runner(Mixing().eval()), full, schedule_map(full, default_schedules(full)), 1)
     shard = next(iter(case_of(subject, domain).shards(CALIBRATION).values()))
     ran, total = Ledger(), Ledger()
-    walk_shard(subject, shard, tuple(subject.words), lambda *_: None, ledger=ran)
+    walk_shard(subject, shard, subject.tree(), lambda *_: None, ledger=ran)
     for ledger in owned(subject, shard, tuple(subject.words), ()).values():
         total.add(ledger)
     assert ran.to_dict(times=False) == total.to_dict(times=False)
@@ -157,7 +157,7 @@ def test_every_schedule_of_the_shared_walk_equals_a_run_of_its_own(domain, prese
     batch = shard.batch
     assert batch.valid is not None
     shared = {}
-    walk_shard(whole, shard, tuple(whole.words), lambda name, hidden, state: shared.__setitem__(name, hidden))
+    walk_shard(whole, shard, whole.tree(), lambda name, hidden, state: shared.__setitem__(name, hidden))
     assert set(shared) == set(whole.words)
     for name, (plan, _) in whole.words.items():
         for row, document in enumerate(batch.documents):

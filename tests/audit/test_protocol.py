@@ -376,5 +376,5 @@ def test_a_walk_visits_every_word_once():
     case = plan.cases[MODEL, "text"]
     shard = next(iter(case.shards(EVALUATION).values()))
     seen = []
-    walk_shard(case.subject, shard, tuple(case.subject.words), lambda name, hidden, state: seen.append(name))
+    walk_shard(case.subject, shard, case.subject.tree(), lambda name, hidden, state: seen.append(name))
     assert sorted(seen) == sorted(plan.subject.words)

@@ -86,8 +86,8 @@ def test_a_finished_audit_has_all_its_files(finished):
     documents = pyarrow.parquet.read_table(out / "documents.parquet")
     assert len(documents) == len(result.domains[0].schedules) * result.domains[0].documents.evaluation
     ledger = json.loads((out / "ledger.json").read_text())
-    assert ledger["evaluate"]["row_applications"] == result.counts.applications
-    assert ledger["evaluate"]["seconds"]["evaluate"] > 0
+    assert ledger["ran"]["evaluate"]["row_applications"] == result.counts.applications
+    assert ledger["ran"]["evaluate"]["seconds"]["walk"] > 0
 
 
 def test_the_results_hold_no_time_and_no_absolute_path_but_the_command(finished):
@@ -103,7 +103,7 @@ def test_the_results_hold_no_time_and_no_absolute_path_but_the_command(finished)
 
 def test_the_same_command_prints_again_without_running(finished, capsys, monkeypatch):
     out, argv = finished
-    monkeypatch.setattr(AuditPlan, "run", lambda *_, **__: pytest.fail("it ran again"))
+    monkeypatch.setattr(AuditPlan, "measure", lambda *_, **__: pytest.fail("it ran again"))
     before = (out / "results.json").read_bytes()
     assert main(["audit", *argv]) == exit_codes.DONE
     printed = capsys.readouterr().out
@@ -131,16 +131,16 @@ def test_fresh_starts_over(models, text, tmp_path, capsys, no_report):
 
 
 def test_an_interrupted_audit_leaves_the_manifest_and_nothing_else(models, text, tmp_path, capsys, monkeypatch):
-    def interrupted(self, **more):
+    def interrupted(self, journal, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(AuditPlan, "run", interrupted)
+    monkeypatch.setattr(AuditPlan, "measure", interrupted)
     argv = [str(models / "tiny-core"), "--data", f"math={text}", *SMALL, "--out", str(tmp_path)]
     assert main(["audit", *argv]) == exit_codes.INTERRUPTED
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "manifest.json"]
     told = capsys.readouterr().err.splitlines()[-2:]
     assert told == [
-        f"Nothing is kept. To start again: {shlex.join(['looplab', 'audit', *argv])}",
+        f"Interrupted. To go on: {shlex.join(['looplab', 'audit', *argv])}",
         "audit: interrupted.",
     ]
 
@@ -167,7 +167,7 @@ def test_a_finished_audit_may_stand_beside_another(finished, models, text, tmp_p
 
 
 def test_a_dry_run_counts_and_runs_nothing(models, text, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(AuditPlan, "run", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr(AuditPlan, "measure", lambda *_, **__: pytest.fail("it ran"))
     argv = [str(models / "tiny-blocks"), "--data", f"math={text}", "--controls", "suffix", "--dry-run"]
     assert main(["audit", *argv, "--out", str(tmp_path / "none")]) == exit_codes.DONE
     printed = capsys.readouterr().out
@@ -219,7 +219,7 @@ BAD_OPTIONS = {
     ("--grid", "0,4,9"): "--grid must be whole numbers from 1 to 8. Got '0,4,9'.",
     ("--grid", "x"): "--grid must be whole numbers from 1 to 8. Got 'x'.",
     ("--num-steps", "12"): (
-        "--num-steps 12 needs iteration indices 4..11, but the model has 4. Use --num-steps 4 or fewer."
+        "--num-steps 12 needs iteration indices 4..11, but the model has 4. Use --extend 24 to reuse trained indices."
     ),
     ("--replicates", "50"): "--replicates must be at least 1000. Got 50.",
     ("--probes", "lens"): "--probes must be names out of temperature, affine. Got 'lens'.",
@@ -365,14 +365,14 @@ def test_a_tokenizer_of_another_model_is_refused(text, tmp_path, capsys):
 
 
 def test_weights_that_give_no_finite_number_are_refused(models, text, tmp_path, capsys, monkeypatch):
-    original = AuditPlan.run
+    original = AuditPlan.measure
 
-    def with_broken_weights(self, **more):
+    def with_broken_weights(self, journal, **more):
         with torch.no_grad():
             next(self.opened.model.parameters()).fill_(float("inf"))
-        return original(self, **more)
+        return original(self, journal, **more)
 
-    monkeypatch.setattr(AuditPlan, "run", with_broken_weights)
+    monkeypatch.setattr(AuditPlan, "measure", with_broken_weights)
     argv = [models / "tiny-core", "--data", f"math={text}", *SMALL, "--out", tmp_path]
     message = failed(capsys, exit_codes.DATA, *argv)
     assert re.fullmatch(
@@ -383,9 +383,9 @@ def test_weights_that_give_no_finite_number_are_refused(models, text, tmp_path, 
 
 
 def test_a_failed_self_test_prints_no_result(models, text, tmp_path, capsys, monkeypatch):
-    original = AuditPlan.run
+    original = AuditPlan.measure
 
-    def with_wrong_forward(self, **more):
+    def with_wrong_forward(self, journal, **more):
         model = self.opened.model
         head, calls = model.head, []
 
@@ -394,9 +394,9 @@ def test_a_failed_self_test_prints_no_result(models, text, tmp_path, capsys, mon
             return head(hidden) + 0.31 * len(calls)
 
         object.__setattr__(model, "head", drifting)
-        return original(self, **more)
+        return original(self, journal, **more)
 
-    monkeypatch.setattr(AuditPlan, "run", with_wrong_forward)
+    monkeypatch.setattr(AuditPlan, "measure", with_wrong_forward)
     argv = [models / "tiny-core", "--data", f"math={text}", *SMALL, "--out", tmp_path]
     assert main(["audit", *map(str, argv)]) == exit_codes.SELF_TEST
     printed = capsys.readouterr()

@@ -15,7 +15,9 @@ import tolerances
 from looplab.audit.bootstrap import ScheduleSums, TemperatureSums, bootstrap_losses, refit_replicates
 from looplab.audit.config import AuditConfig
 from looplab.audit.decompose import decompositions, probe_gains
-from looplab.audit.probes.affine import _Problem, fit_affine
+from looplab.audit.probes.affine import AffineProblem, fit_affine
+from looplab.audit.probes.descent import Descent
+from looplab.audit.probes.gradient import TokenIds
 from looplab.audit.probes.scores import token_nll, token_scores
 from looplab.audit.probes.temperature import exact_refit, fit_temperature
 from looplab.intervals import Draws, document_draws, expected_calibration_error
@@ -119,16 +121,18 @@ def test_the_recorded_affine_map_has_the_recorded_loss(schedule):
 def test_the_affine_fit_at_the_recorded_penalty_is_at_least_as_good(schedule):
     # Stricter: the recorded fit stops after 20 iterations; ours goes on until the gradient is below 1e-5.
     hidden, targets, _ = calibration(schedule)
-    problem = _Problem(hidden, head, targets, 1.0, 2**20)
+    problem = AffineProblem(hidden, head, TokenIds(targets), 1.0, 2**20)
     strength = recorded(schedule)["affine_lambda"]
-    ours = problem.solve(strength, problem.identity())
-    theirs = torch.stack([IO[f"affine_{name}.{schedule}"] for name in "ab"]).double()
+    search = Descent(problem.loss_and_gradient, problem.identity())
+    start = search.at(problem.identity())
+    ours = search.solve(strength, start, problem.curvature(start.x))
+    theirs = torch.cat([IO[f"affine_{name}.{schedule}"] for name in "ab"]).double()
 
-    def objective(parameters):
-        return problem.loss(parameters) + strength * float((parameters - problem.identity()).square().sum())
+    def objective(x):
+        return problem.loss(x) + strength * float((x - problem.identity()).square().sum())
 
     assert ours.converged
-    assert objective(theirs) - 1e-4 < objective(ours.parameters) <= objective(theirs) + 1e-7
+    assert objective(theirs) - 1e-4 < objective(ours.point.x) <= objective(theirs) + 1e-7
 
 
 @pytest.mark.parametrize(("schedule", "strength", "loss"), [("full", 0.1, 1.7182), ("prefix2", 0.001, 3.2346)])

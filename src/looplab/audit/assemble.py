@@ -1,7 +1,8 @@
 """From measurements of one domain to its part of the result: losses, metrics, contrasts, decomposition, verdict."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,11 @@ from looplab.audit.collect import Collected, Scores
 from looplab.audit.config import AuditConfig
 from looplab.audit.control import compare_dense, gaps_per_byte
 from looplab.audit.decompose import contrasts, decompositions, identify, probe_gains
+from looplab.audit.depth_value import depth_value
 from looplab.audit.documents import Domain
+from looplab.audit.factorial import factorials
+from looplab.audit.four_way import four_ways
+from looplab.audit.geometry import Reference, geometry
 from looplab.audit.measure import Fits
 from looplab.audit.result import (
     DENSE_MESSAGE,
@@ -23,6 +28,7 @@ from looplab.audit.result import (
     ControlComparison,
     Decomposition,
     DenseControl,
+    DepthValue,
     DocumentCounts,
     DomainResult,
     Estimate,
@@ -31,13 +37,16 @@ from looplab.audit.result import (
     ProbeLoss,
     ReliabilityBin,
     ScheduleResult,
+    Stratum,
     TemperatureFit,
     TokenMetrics,
     Verdict,
 )
-from looplab.audit.schedules import trivial_contrasts
+from looplab.audit.strata import BUCKETS, StratumSums, position_buckets, strata
+from looplab.audit.updates import token_components, updates
 from looplab.audit.verdict import verdict
 from looplab.intervals import expected_calibration_error
+from looplab.recurrence.plan import Plan
 
 BINS = 15
 
@@ -126,6 +135,7 @@ def domain_result(
     control = None
     if controlled is not None and control_card is not None:
         control = _control_result(part, controlled, control_card)
+    square, no_square = ((), None) if dense else factorials(part.losses, part.subject.rows, **_structure(part))
     return DomainResult(
         name=part.domain.name,
         documents=_document_counts(part),
@@ -136,6 +146,58 @@ def domain_result(
         gaps_per_byte=_gaps_per_byte(part),
         control=control,
         verdict=_verdict(part, split, gains, control.comparisons if control else ()),
+        four_way=() if dense else four_ways(part.losses, part.subject.rows, **_structure(part)),
+        factorials=square,
+        no_factorial=no_square,
+        strata=() if dense else _strata(part),
+        depth_value=_depth_value(part, card),
+    )
+
+
+def _structure(part: Measured) -> dict[str, Any]:
+    """What every decomposition is told about the model."""
+    full = part.subject.full
+    return {
+        "units": full.M,
+        "kmid": full.kmid,
+        "reasons": part.reasons,
+        "unmeasured": part.unmeasured,
+        "config": part.config,
+    }
+
+
+def _strata(part: Measured) -> tuple[Stratum, ...]:
+    split = part.domain.evaluation
+    origin = {row.name: row.same_as or row.name for row in part.subject.rows}
+    full = part.subject.full
+    wanted = {"prefix(1)", "repeat(1)", f"repeat({full.kmid})", "full"}
+    losses = {
+        (readout, name): sums
+        for name, own in origin.items()
+        if name in wanted and own in part.scores
+        for readout, sums in part.scores[own].buckets.items()
+    }
+    place = split.owners.numpy() * len(BUCKETS) + position_buckets(split.positions.numpy())
+    tokens = np.bincount(place, minlength=len(split.documents) * len(BUCKETS)).reshape(-1, len(BUCKETS))
+    lengths = np.array([len(document.tokens) for document in split.documents])
+    sums = StratumSums(losses=losses, tokens=tokens, lengths=lengths, seeds=part.subject.seeds)
+    return strata(sums, domain=part.domain.name, **_structure(part))
+
+
+def _depth_value(part: Measured, card: ModelCard) -> DepthValue | None:
+    spec, weights = part.subject.runner.spec, part.subject.runner.weights
+    longest = max(len(document.tokens) for document in part.domain.evaluation.documents)
+    return depth_value(
+        part.losses,
+        part.subject.rows,
+        domain=part.domain.name,
+        full=part.subject.full,
+        spec=spec,
+        unmeasured=part.unmeasured,
+        trained_units=card.trained_units,
+        config=part.config,
+        context_tokens=spec.max_positions or longest,
+        itemsize=weights.element_size(),
     )
 
 
@@ -150,8 +212,9 @@ def _gaps_per_byte(part: Measured) -> dict[str, Estimate]:
 
 
 def _contrasts(part: Measured) -> tuple[Contrast, ...]:
-    reasons = {**trivial_contrasts(part.subject.rows), **part.reasons}
-    return contrasts(part.losses, part.subject.rows, reasons=reasons, unmeasured=part.unmeasured, config=part.config)
+    return contrasts(
+        part.losses, part.subject.rows, reasons=part.reasons, unmeasured=part.unmeasured, config=part.config
+    )
 
 
 def _control_result(part: Measured, controlled: Measured, card: ModelCard) -> DenseControl:
@@ -202,15 +265,17 @@ def _document_counts(part: Measured) -> DocumentCounts:
 
 def _schedule_results(part: Measured) -> tuple[ScheduleResult, ...]:
     results = []
+    samples = part.scores["full"].samples
+    references = {site: Reference(vectors) for site, vectors in samples.items()}
     for row in part.subject.rows:
         if row.name in part.diverged:
             results.append(_diverged(row.name, row.k, part.diverged[row.name]))
         elif row.name in part.scores:
-            results.append(_schedule_result(part, row.name, row.k))
+            results.append(_schedule_result(part, row.name, row.k, references))
     return tuple(results)
 
 
-def _schedule_result(part: Measured, name: str, k: int | None) -> ScheduleResult:
+def _schedule_result(part: Measured, name: str, k: int | None, references: Mapping[str, Reference]) -> ScheduleResult:
     losses, kept, fit = part.losses, part.scores[name], part.fits[name]
     per_byte = losses.tokens / losses.num_bytes if losses.num_bytes else 0.0
     return ScheduleResult(
@@ -229,7 +294,13 @@ def _schedule_result(part: Measured, name: str, k: int | None) -> ScheduleResult
         temperature=_temperature(part, name),
         affine=None if fit.affine is None else _affine(fit),
         metrics=tuple(_metrics(kept, probe) for probe in (RAW, TEMPERATURE) if probe in losses.readouts),
+        geometry=tuple(geometry(kept.samples[site], reference, site=site) for site, reference in references.items()),
+        updates=() if kept.updates is None else updates(kept.updates, *_plan_and_components(part, name)),
     )
+
+
+def _plan_and_components(part: Measured, name: str) -> tuple[Plan, tuple[str, ...]]:
+    return part.subject.words[name][0], token_components(part.subject.runner.spec.state)
 
 
 def _temperature(part: Measured, name: str) -> TemperatureFit | None:

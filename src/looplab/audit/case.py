@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from looplab._types import Int
+from looplab._types import Bool, Int
 from looplab.audit.config import AuditConfig
 from looplab.audit.documents import Batch, Domain, Split
+from looplab.audit.geometry import chosen_tokens
 from looplab.audit.result import ScheduleEntry
 from looplab.audit.runner import Runner
 from looplab.audit.schedules import FullPlan, Word, live_states, minimal_applications, naive_applications, trie
@@ -114,6 +115,11 @@ class Case:
         if not self.config.probes:
             return ()
         return (TRAINING, CALIBRATION) if FULL_RANK in self.config.probes else (CALIBRATION,)
+
+    @cached_property
+    def sample(self) -> Bool[Tensor, " tokens"]:
+        """Which rows of the evaluation token table geometry is measured on."""
+        return chosen_tokens(self.domain.evaluation)
 
     def shards(self, split: str) -> dict[str, Shard]:
         """The shards of one split, by name, in order."""

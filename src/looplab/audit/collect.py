@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from looplab.audit.bootstrap import DocumentSums, ScheduleSums, TemperatureSums
 from looplab.audit.case import EVALUATION, TEMPERATURE, Case, Name
 from looplab.audit.documents import Split
-from looplab.audit.measure import MEANS, Fits, unpack_fits
+from looplab.audit.measure import MEANS, Fits, as_tensor, unpack_fits
 from looplab.audit.result import RAW
+from looplab.audit.strata import BUCKETS
 from looplab.audit.work import CROSS, FITS
-from looplab.journal import Journal
+from looplab.journal import Journal, Part
 
 
 @dataclass(eq=False)
@@ -30,6 +33,12 @@ class Scores:
     """Other domain -> loss sums under its temperature, " documents"."""
     totals: dict[str, float]
     """Sums over all tokens of what is reported as a mean."""
+    buckets: dict[str, np.ndarray]
+    """Readout -> loss sums by position bucket, "documents buckets"."""
+    samples: dict[str, Tensor]
+    """Site (hidden, state) -> vectors of the sampled tokens, "tokens dim"; empty for a control."""
+    updates: np.ndarray | None
+    """See `UpdateMeter`, "documents applications components 3 2"; None where updates were not measured."""
 
     @classmethod
     def empty(cls, split: Split, seeds: int, readouts: Sequence[str], extras: int) -> "Scores":
@@ -43,10 +52,17 @@ class Scores:
             extra=np.zeros((documents, extras)),
             cross={},
             totals=dict.fromkeys(MEANS, 0.0),
+            buckets={name: np.zeros((documents, len(BUCKETS))) for name in readouts},
+            samples={},
+            updates=None,
         )
 
-    def add(self, arrays: dict[str, np.ndarray], rows: np.ndarray, place: np.ndarray, noise_seed: int) -> None:
-        """Enters one shard: `rows` are its documents, `place` its tokens, in the order of the split."""
+    def add(self, part: Part, rows: np.ndarray, place: np.ndarray, noise_seed: int, sample: np.ndarray) -> None:
+        """Enters one shard: `rows` are its documents, `place` its tokens, in the order of the split.
+
+        `sample`: for every token of the split, its place in the sample, or -1.
+        """
+        arrays = part.arrays
         for readout, losses in self.losses.items():
             losses[noise_seed, rows] = arrays[f"loss.{readout}"]
         self.derivatives[:, rows] += arrays["derivatives"]
@@ -56,6 +72,17 @@ class Scores:
         self.correct[noise_seed, place] = arrays["correct"]
         for name, total in zip(MEANS, arrays["totals"], strict=True):
             self.totals[name] += float(total)
+        for readout, sums in self.buckets.items():
+            sums[rows] += arrays[f"bucket.{readout}"]
+        for site, dtype in part.facts.get("dtypes", {}).items():
+            vectors = as_tensor(arrays[f"sample.{site}"], dtype)
+            if site not in self.samples:
+                self.samples[site] = torch.zeros(int((sample >= 0).sum()), vectors.shape[1], dtype=vectors.dtype)
+            self.samples[site][torch.from_numpy(sample[place][sample[place] >= 0])] = vectors
+        if "updates" in arrays:
+            if self.updates is None:
+                self.updates = np.zeros((self.buckets[RAW].shape[0], *arrays["updates"].shape[1:]))
+            self.updates[rows] += arrays["updates"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +101,8 @@ def collect(journal: Journal, name: Name, case: Case) -> Collected:
     split = case.domain.evaluation
     document_of = {id(document): i for i, document in enumerate(split.documents)}
     fits, scores, diverged = {}, {}, {}
+    chosen = case.sample.numpy()
+    sample = np.where(chosen, np.cumsum(chosen) - 1, -1)
     for schedule in case.subject.words:
         part = journal.get((*name, FITS, schedule))
         if "diverged" in part.facts:
@@ -88,7 +117,7 @@ def collect(journal: Journal, name: Name, case: Case) -> Collected:
                 diverged[schedule] = int(part.facts["diverged"])
                 break
             rows = np.array([document_of[id(document)] for document in shard.batch.documents])
-            kept.add(part.arrays, rows, shard.batch.place.numpy(), shard.noise_seed)
+            kept.add(part, rows, shard.batch.place.numpy(), shard.noise_seed, sample)
             crossing = (*name, CROSS, key, schedule)
             if crossing in journal:
                 for other, losses in journal.get(crossing).arrays.items():

@@ -6,8 +6,11 @@ The hash of this object names the audit; the equivalence margins are part of it,
 import dataclasses
 import math
 
-PROBES = ("temperature", "affine")
+PROBES = ("temperature", "affine", "full_rank")
 """Readout probes that can be asked for."""
+DEFAULT_PROBES = ("temperature", "affine")
+OBJECTIVES = ("nll", "kl")
+"""What the full-rank probe minimises: the loss, or the divergence from the model's own full depth."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,8 +29,12 @@ class AuditConfig:
     """Schedule families to run besides full, prefix, suffix and repeat; None is all identifiable ones."""
     schedules: tuple[str, ...] = ()
     """Further schedules in text form, such as "same(3)" or "[0.0 0.1 1.0]"."""
+    extend: tuple[int, ...] = ()
+    """Numbers of units past the full plan, made by repeating trained units."""
     permutations: int = 4
-    probes: tuple[str, ...] = PROBES
+    probes: tuple[str, ...] = DEFAULT_PROBES
+    objective: str = "nll"
+    """"nll" or "kl", of the full-rank probe."""
     documents: int = 200
     calibration_documents: int = 200
     max_tokens: int | None = None
@@ -61,7 +68,11 @@ class AuditConfig:
         for name in ("margin_nats", "margin_share", "gap_floor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"--{name.replace('_', '-')} must be greater than 0. Got {getattr(self, name)}.")
-        for name, choices in (("init", ("model", "zero")), ("weighting", ("token", "document"))):
+        for name, choices in (
+            ("init", ("model", "zero")),
+            ("weighting", ("token", "document")),
+            ("objective", OBJECTIVES),
+        ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"--{name} must be {' or '.join(choices)}. Got {getattr(self, name)!r}.")
         for probe in self.probes:

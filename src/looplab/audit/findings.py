@@ -4,7 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
+from looplab._types import Float
 from looplab.audit.documents import Domain
+from looplab.audit.geometry import bias_findings
 from looplab.audit.measure import Fits
 from looplab.audit.result import Part, ScheduleEntry
 from looplab.records import Finding, Level
@@ -33,6 +37,15 @@ def domain_findings(
         value = finding.value if finding.value is not None and math.isfinite(finding.value) else None
         found.append(replace(finding, value=value, where={"domain": domain.name, **finding.where}))
     return grouped(found)
+
+
+def geometry_findings(samples: Mapping[str, Float[Tensor, "tokens dim"]], domain: str) -> list[Finding]:
+    """What a reader must know about the geometry of one domain. `samples`: site -> vectors of the full plan."""
+    return [
+        finding
+        for site, vectors in samples.items()
+        for finding in bias_findings(*vectors.shape, domain=domain, site=site)
+    ]
 
 
 def not_identifiable(rows: Sequence[ScheduleEntry], parts: Sequence[Part]) -> list[Finding]:

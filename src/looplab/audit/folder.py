@@ -126,7 +126,8 @@ class AuditFolder:
             threads = before.get("threads"), after.get("threads")
             hint = f"Set OMP_NUM_THREADS={threads[0]}, use" if changed == [_change("threads", *threads)] else "Use"
             raise FolderBusyError(
-                f"{self.path} holds an audit with other settings ({', '.join(changed)}). {hint} another --out or --fresh."
+                f"{self.path} holds an audit with other settings ({', '.join(changed)}). "
+                f"{hint} another --out or --fresh."
             )
         return same
 

@@ -25,6 +25,7 @@ from looplab.audit.case import (
     CALIBRATION,
     EVALUATION,
     FULL,
+    MODEL,
     TEMPERATURE,
     Case,
     Shard,
@@ -32,6 +33,7 @@ from looplab.audit.case import (
     Table,
     owned,
 )
+from looplab.audit.geometry import read_state
 from looplab.audit.probes import (
     Affine,
     LogitChunks,
@@ -49,6 +51,8 @@ from looplab.audit.result import RAW
 from looplab.audit.runner import Runner
 from looplab.audit.self_tests import check_finite
 from looplab.audit.spool import Spool
+from looplab.audit.strata import BUCKETS, position_buckets
+from looplab.audit.updates import UpdateMeter, token_components
 from looplab.intervals import document_draws
 from looplab.journal import Part
 from looplab.records import Finding
@@ -81,13 +85,18 @@ def counting_head(runner: Runner, ledger: Ledger) -> Callable[[Tensor], Tensor]:
 def walk_shard(
     subject: Subject,
     shard: Shard,
-    names: Sequence[str],
+    root: PlanNode,
     visit: Callable[[str, Float[Tensor, "tokens dim"], Any], None],
     *,
+    on_step: Callable[[PlanNode, Any, Any], None] | None = None,
     ledger: Ledger | None = None,
     progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Runs schedules over one shard; `visit` gets (schedule, hidden states of scored tokens, state).
+    """Runs a trie of schedules over one shard; `visit` gets (schedule, hidden states of scored tokens, state).
+
+    Args:
+        root: `Subject.tree` of the schedules.
+        on_step: See `recurrence.loop.walk`.
 
     Returns:
         Schedule -> application at which its hidden states stopped being finite; those are not visited.
@@ -115,7 +124,7 @@ def walk_shard(
             if progress is not None:
                 progress(name, ledger.row_applications - before)
 
-    walk(runner.model, context, start, subject.tree(names), on_node, ledger=ledger)
+    walk(runner.model, context, start, root, on_node, on_step=on_step, ledger=ledger)
     return diverged
 
 
@@ -145,7 +154,8 @@ def hidden_states(
         found[name] = Part({"hidden": array}, {"dtype": dtype, "counts": counts[name].to_dict(times=False)})
 
     with ledger.phase("walk"):
-        diverged = walk_shard(case.subject, shard, names, visit, ledger=ledger, progress=progress)
+        root = case.subject.tree(names)
+        diverged = walk_shard(case.subject, shard, root, visit, ledger=ledger, progress=progress)
     for name, j in diverged.items():
         found[name] = Part(facts={"diverged": j, "counts": counts[name].to_dict(times=False)})
     return {name: found[name] for name in counts}  # in the order of the map
@@ -288,16 +298,23 @@ def scores(
     """
     counts = owned(case.subject, shard, wanted.scores, wanted.done)
     names = {*wanted.scores, *wanted.cross, *([FULL] if wanted.scores else [])}
+    root = case.subject.tree(tuple(names))
+    meter = _update_meter(case, shard, root, counts)
+    sample = case.sample[shard.batch.place] if case.role == MODEL and shard.noise_seed == 0 else None
     found: dict[str, Part] = {}
     crossed: dict[str, Part] = {}
+    sampled: dict[str, tuple[np.ndarray, str]] = {}
     everything = torch.arange(len(shard.batch.place))
     with Spool(len(everything), len(names), budget=spool_bytes) as spool:
 
         def visit(name: str, hidden: Tensor, state: Any) -> None:
             spool.put(name, everything, hidden)
+            if sample is not None and name in counts:
+                seen = read_state(state, case.subject.runner.spec.state)[shard.batch.read][sample]
+                sampled[name] = as_array(seen.cpu())
 
         with ledger.phase("walk"):
-            diverged = walk_shard(case.subject, shard, tuple(names), visit, ledger=ledger, progress=progress)
+            diverged = walk_shard(case.subject, shard, root, visit, on_step=meter, ledger=ledger, progress=progress)
         with ledger.phase("score"):
             for name in (name for name in case.subject.words if name in names):
                 if name in diverged:
@@ -315,15 +332,32 @@ def scores(
                     heads,
                     keep_tokens,
                 )
-                if name in counts:
-                    found[name] = Part(arrays)
-                    counts[name] += heads
+                ledger.add(heads)
                 if name in wanted.cross:
                     crossed[name] = under_others
-                ledger.add(heads)
+                if name not in counts:
+                    continue
+                counts[name] += heads
+                found[name] = Part(arrays)
+                if sample is not None:
+                    arrays["sample.hidden"], dtype = as_array(spool.get(name)[sample])
+                    arrays["sample.state"], state_dtype = sampled[name]
+                    found[name].facts["dtypes"] = {"hidden": dtype, "state": state_dtype}
+                if meter is not None and name in meter.tables:
+                    arrays["updates"] = meter.tables[name]
     for name, part in found.items():
         part.facts["counts"] = counts[name].to_dict(times=False)
     return found, crossed
+
+
+def _update_meter(case: Case, shard: Shard, root: PlanNode, names: Mapping[str, Ledger]) -> UpdateMeter | None:
+    """Measures the updates of full, repeat(1) and repeat(kmid), as far as they are among `names`."""
+    spec, kmid = case.subject.runner.spec, case.subject.full.kmid
+    wanted = [name for name in dict.fromkeys((FULL, "repeat(1)", f"repeat({kmid})")) if name in names]
+    components = token_components(spec.state)
+    if case.role != MODEL or not wanted or not components:
+        return None
+    return UpdateMeter(root, wanted, components, shard.batch.read, shard.rows)
 
 
 def _score(
@@ -359,6 +393,7 @@ def _score(
         "confidence.raw": scored.raw.confidence,
         "confidence.temperature": scored.temperature.confidence,
         "correct": scored.correct,
+        **{f"bucket.{readout}": _by_bucket(case, shard, nll) for readout, nll in losses.items()},
         "totals": np.array([values.sum(dtype=np.float64) for _, values in _means(scored, kl, agree)]),
     }
     if keep_tokens:
@@ -371,6 +406,14 @@ def _by_document(
     owners: Int[np.ndarray, " tokens"], values: Float[np.ndarray, " tokens"], documents: int
 ) -> Float[np.ndarray, " documents"]:
     return np.bincount(owners, weights=values, minlength=documents)
+
+
+def _by_bucket(case: Case, shard: Shard, values: Float[np.ndarray, " tokens"]) -> Float[np.ndarray, "documents 4"]:
+    """Sums by document and position bucket."""
+    positions = case.split(EVALUATION).positions[shard.batch.place].numpy()
+    place = shard.batch.read[0].numpy() * len(BUCKETS) + position_buckets(positions)
+    sums = np.bincount(place, weights=values, minlength=shard.rows * len(BUCKETS))
+    return sums.reshape(shard.rows, len(BUCKETS))
 
 
 def _means(scored: TokenScores, kl: np.ndarray, agree: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

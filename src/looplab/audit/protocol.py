@@ -35,7 +35,7 @@ from looplab.audit.config import AuditConfig
 from looplab.audit.control import dense_depths
 from looplab.audit.decompose import gap_findings
 from looplab.audit.documents import Domain, prepare
-from looplab.audit.findings import byte_tokens, domain_findings, not_identifiable
+from looplab.audit.findings import byte_tokens, domain_findings, geometry_findings, not_identifiable
 from looplab.audit.result import AuditCounts, AuditResult, ModelCard, PhaseCounts, SelfTest
 from looplab.audit.runner import Runner
 from looplab.audit.schedules import FullPlan, Schedule, check_grid, default_schedules, full_plan, schedule_map
@@ -196,7 +196,12 @@ def _subject(opened: Opened, config: AuditConfig) -> Subject:
     if is_dense(full):
         return _dense_subject(opened, config, extra)
     schedules = default_schedules(
-        full, grid=config.grid, controls=config.controls, permutations=config.permutations, extra=extra
+        full,
+        grid=config.grid,
+        controls=config.controls,
+        permutations=config.permutations,
+        extend=config.extend,
+        extra=extra,
     )
     return _with_schedules(opened, config, full, schedules)
 
@@ -457,6 +462,7 @@ class Measurement:
         for result in results:
             part = self.measured[MODEL, result.name]
             found += domain_findings(part.domain, part.fits, part.diverged, part.losses.findings)
+            found += geometry_findings(part.scores["full"].samples, result.name)
             found += gap_findings(result.decompositions, result.name, plan.config)
         return AuditResult(
             model=plan.card,

@@ -1,9 +1,12 @@
 """`looplab audit MODEL`: what the depth of a model is worth, with intervals, in one folder."""
 
+import os
+import re
 import shlex
+import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,8 +21,9 @@ from rich.markup import escape
 import looplab
 from looplab._config import config_hash
 from looplab.audit.case import MODEL, Case, Name
-from looplab.audit.config import PROBES, AuditConfig
+from looplab.audit.config import DEFAULT_PROBES, AuditConfig
 from looplab.audit.folder import LEDGER, AuditFolder, FolderBusyError
+from looplab.audit.footprint import GIB, SPOOL_BYTES, Footprint, footprint
 from looplab.audit.protocol import AuditPlan, CannotAudit, plan_audit
 from looplab.audit.result import DENSE_MESSAGE, RESULTS, AuditResult, ModelCard, ScheduleEntry, SelfTest
 from looplab.audit.schedules import full_plan
@@ -69,7 +73,7 @@ class Options:
     grid: str = ""
     """Numbers of units to cut at: "all", or a list such as 1,2,4. Default: all up to 16, else landmarks."""
     controls: str = "all"
-    """Controls besides prefix and repeat, of suffix,permute,pinned,order; "none", or "all" that can be identified."""
+    """Controls besides prefix and repeat, such as suffix,factorial,permute; "none", or "all" that can be identified."""
     schedule: Repeated = ()
     """A further schedule, such as "same(3)" or "[0.0 0.1 1.0]"; may be given several times."""
     extend: str = ""
@@ -77,8 +81,10 @@ class Options:
     permutations: int = 4
     """Draws of the permuted order."""
 
-    probes: str = ",".join(PROBES)
-    """Refitted readouts, of temperature,affine; or "none"."""
+    probes: str = ",".join(DEFAULT_PROBES)
+    """Refitted readouts, of temperature,affine,full_rank; or "none"."""
+    objective: Literal["nll", "kl"] = "nll"
+    """What the full-rank probe minimises: the loss, or the divergence from the model's own full depth."""
     documents: int = 200
     """Evaluation documents per domain, at most."""
     calibration_documents: int = 200
@@ -125,6 +131,8 @@ class Options:
     """Leave out tokens.parquet."""
     keep_partial: tyro.conf.FlagCreatePairsOff[bool] = False
     """Keep the hidden states of calibration documents too; they are large and can be made again."""
+    memory: str = "auto"
+    """Most memory of the audit besides Python itself, such as 4G; "auto" is what the machine has free."""
     executor: Literal["local", "ray"] = "local"
     """Where the work runs: processes of this machine, or a Ray cluster. The numbers are the same."""
     workers: int = 1
@@ -145,8 +153,11 @@ def main(argv: Sequence[str]) -> int:
     command = shlex.join(["looplab", "audit", *argv])
     plan = _plan(options)
     watcher = ProgressLines(quiet=options.quiet)
+    with user_error(exit_codes.USAGE, (ValueError,)):
+        allowed = memory_bytes(options.memory)
+    sizes = _fitting(plan, allowed, options)
     if options.dry_run:
-        print("\n".join(dry_run_lines(plan)))
+        print("\n".join(dry_run_lines(plan, sizes)))
         return exit_codes.DONE
     beside = [_finished(folder) for folder in options.beside]
     with user_error(exit_codes.BUSY, (FolderBusyError,)), AuditFolder(options.out) as folder:
@@ -226,7 +237,7 @@ def _load(name: str, options: Options, device: str) -> LoadedModel:
 
 def _config(options: Options) -> AuditConfig:
     names = {field for field in AuditConfig.__dataclass_fields__} & set(Options.__dataclass_fields__)
-    plain = {name: getattr(options, name) for name in names - {"num_steps", "grid", "controls", "probes"}}
+    plain = {name: getattr(options, name) for name in names - {"num_steps", "grid", "controls", "probes", "extend"}}
     controls = None if options.controls == "all" else _listed(options.controls)
     return AuditConfig(
         **plain,
@@ -234,7 +245,15 @@ def _config(options: Options) -> AuditConfig:
         controls=controls,
         schedules=options.schedule,
         probes=_listed(options.probes),
+        extend=_numbers("--extend", options.extend),
     )
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    entries = _listed(text)
+    if not all(entry.isdecimal() and int(entry) > 0 for entry in entries):
+        raise ValueError(f"{option} must be whole numbers above 0, such as 12,16. Got {text!r}.")
+    return tuple(map(int, entries))
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -342,6 +361,7 @@ def _run(
             watcher=watcher,
             keep_tokens=not options.no_tokens,
             keep_hidden=options.keep_partial,
+            spool_bytes=_spool_bytes(memory_bytes(options.memory)),
         )
         result = measurement.result(command)
         watcher.advanced("report", "", 0, 1, "")
@@ -364,16 +384,87 @@ def _executor(options: Options) -> Executor:
         )
 
 
-def dry_run_lines(plan: AuditPlan) -> Iterator[str]:
-    """The schedule table and the exact counts of a run."""
+def memory_bytes(text: str) -> int:
+    """Bytes of a size such as "4G", "512M" or a plain number; "auto" is the memory that is free.
+
+    Raises:
+        ValueError: Something else.
+    """
+    if text == "auto":
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**62
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:iB|B)?", text)
+    if found is None or float(found[1]) == 0:
+        raise ValueError(f"--memory must be a size such as 4G or 512M, or auto. Got {text!r}.")
+    return round(float(found[1]) * 1024 ** " KMGT".index(found[2] or " "))
+
+
+def _spool_bytes(allowed: int) -> int:
+    """What the spool may hold: an eighth, and no more than by default."""
+    return min(SPOOL_BYTES, allowed // 8)
+
+
+def _fitting(plan: AuditPlan, allowed: int, options: Options) -> dict[Name, Footprint]:
+    """The footprint of every case; refuses what does not fit."""
+    sizes = {name: footprint(case, spool_bytes=_spool_bytes(allowed)) for name, case in plan.cases.items()}
+    least, memory = (max(getattr(size, name) for size in sizes.values()) for name in ("least", "memory"))
+    given = _size(allowed) if options.memory == "auto" else options.memory
+    if least > allowed:
+        raise UserError(
+            f"one document needs {least / GIB:.1f} GiB and --memory is {given}. Lower --max-tokens or raise --memory.",
+            exit_codes.DATA,
+        )
+    if memory > allowed:
+        raise UserError(
+            f"a launch of {options.batch_tokens} positions needs {_size(memory)} and --memory is {given}. "
+            "Lower --batch-tokens or raise --memory.",
+            exit_codes.DATA,
+        )
+    disk = sum(size.hidden_disk for size in sizes.values()) + max(
+        size.disk - size.hidden_disk for size in sizes.values()
+    )
+    place = next(folder for folder in (options.out, *options.out.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    if disk > free:
+        raise UserError(
+            f"the spool needs {disk / 1e9:.1f} GB, {free / 1e9:.1f} free in {place}. "
+            "Free some, choose another --out, or lower --calibration-tokens.",
+            exit_codes.DATA,
+        )
+    return sizes
+
+
+def dry_run_lines(plan: AuditPlan, sizes: Mapping[Name, Footprint]) -> Iterator[str]:
+    """The schedule table, the exact counts of a run, and what it needs."""
     yield from schedule_lines(plan.card, plan.subject.rows)
     for name, domain in plan.domains.items():
-        for side, split in (("evaluation", domain.evaluation), ("calibration", domain.calibration)):
-            yield f"{name}: {len(split.documents)} {side} documents, {split.tokens:,} scored tokens"
+        for side in ("evaluation", "calibration", "training"):
+            split = getattr(domain, side)
+            if split.documents:
+                yield f"{name}: {len(split.documents)} {side} documents, {split.tokens:,} scored tokens"
     subject = plan.subject
     total = subject.minimal * plan.documents * subject.seeds
     yield f"{subject.minimal} applications per document ({subject.naive} one by one), {total:,} in all"
     yield f"{len(subject.words)} readouts per document, {subject.live_states} states held at once"
+    control = plan.control_subject
+    if control is not None and plan.control is not None:
+        made = control.minimal * plan.documents
+        yield f"control {plan.control.name}: {control.minimal} applications per document, {made:,} in all"
+    size = max(sizes.values(), key=lambda size: size.memory)
+    parts = {
+        "weights": size.weights,
+        f"context and {size.live_states} + 1 states of a launch": size.launch,
+        "spooled hidden states": min(size.spool, size.spool_limit),
+        "or a fit": size.fit,
+        "or statistics": size.statistics,
+        "logits": size.logits,
+    }
+    listed = ", ".join(f"{name} {_size(number)}" for name, number in parts.items())
+    yield f"memory besides Python and the inside of one application: at most {_size(size.memory)} ({listed})"
+    yield f"disk while it runs: {_size(sum(size.disk for size in sizes.values()))}"
+
+
+def _size(number: int) -> str:
+    return f"{number / GIB:.1f} GiB" if number >= GIB else f"{number / 2**20:.1f} MiB"
 
 
 def schedule_lines(card: ModelCard, rows: Sequence[ScheduleEntry]) -> Iterator[str]:

@@ -238,6 +238,7 @@ def walk(
     root: PlanNode,
     visit: Callable[[PlanNode, Any], None],
     *,
+    on_step: Callable[[PlanNode, Any, Any], None] | None = None,
     ledger: Ledger | None = None,
 ) -> int:
     """Runs all plans of a trie from one initial state; each node is applied exactly once.
@@ -247,6 +248,9 @@ def walk(
 
     Args:
         visit: Called with (node, state) at every node in whose `wanted` is something, the root included.
+        on_step: Called with (node, state before, state after) for every application, before `visit`. It adds no live
+            state: both exist at that moment anyway, and the walk keeps neither for it. What a later application is to
+            be compared with, `on_step` has to keep itself.
     Returns:
         The largest number of states alive at once.
     """
@@ -270,6 +274,8 @@ def walk(
             model.spec.check(Plan((node.application,)))
             index = torch.full((rows,), iteration, dtype=torch.long, device=context.embeds.device)
             new = model.step(current, context, block, index)
+            if on_step is not None:
+                on_step(node, current, new)
             del current
             if ledger is not None:
                 ledger.count_step(model.spec, block, rows=rows, tokens=tokens)
