@@ -8,10 +8,21 @@ from hypothesis import strategies as st
 
 from looplab.audit.bootstrap import DocumentSums, ScheduleSums, TemperatureReplicates, TemperatureSums, bootstrap_losses
 from looplab.audit.config import AuditConfig
-from looplab.audit.decompose import contrasts, decompositions, gap_findings, identify, probe_gains
+from looplab.audit.decompose import (
+    combine,
+    contrasts,
+    decompositions,
+    equivalence_margin,
+    gap_findings,
+    identify,
+    probe_gains,
+)
 from looplab.audit.result import ScheduleEntry
+from looplab.audit.schedules import FullPlan, default_schedules, schedule_map
 from looplab.intervals import document_draws
 from looplab.records import dump_json
+from looplab.recurrence.plan import ModelLoop
+from looplab.recurrence.spec import same_function
 
 CONFIG = AuditConfig(replicates=2000)
 DOCUMENTS = 40
@@ -39,7 +50,7 @@ def row(name, word, *, reason=None, family=None, k=None):
     return ScheduleEntry(
         name=name,
         family=family or name.partition("(")[0],
-        k=k if k is not None else int(inside) if inside else None,
+        k=k if k is not None else int(inside) if inside.isdecimal() else None,
         plan="[]",
         word=word,
         applications=1,
@@ -264,6 +275,59 @@ def test_orders_and_explicit_plans_have_their_families():
     rows = [*rows_of("full", "pass_major"), row("[0.0 0.1]", "x", family="explicit")]
     found = contrast_table(losses(levels), rows)
     assert {c.family for c in found.values()} == {"order-full", "explicit-full"}
+
+
+def test_coarser_grids_extensions_and_inner_runs_have_their_contrasts():
+    levels = {
+        **LEVELS,
+        "regrid(1)": 2.8,
+        "same(4)": 2.7,
+        "extend_last(12)": 2.1,
+        "extend_cycle(12)": 2.3,
+        "inner(prefix(1))": 2.5,
+    }
+    found = contrast_table(losses(levels), rows_of("full", *(n for n in levels if n != "full")))
+    families = {c.name: (c.family, c.k) for c in found.values()}
+    assert families["prefix(1) - regrid(1)"] == ("prefix-regrid", 1)
+    assert families["regrid(1) - full"] == ("regrid-full", 1)
+    assert families["prefix(4) - same(4)"] == ("prefix-same", 4)
+    assert families["extend_last(12) - full"] == families["extend_cycle(12) - full"] == ("extend-full", 12)
+    assert families["inner(prefix(1)) - full"][0] == "inner-full"
+    assert found["prefix(1) - regrid(1)", "raw"].effect.value == pytest.approx(0.2)
+    assert found["extend_last(12) - full", "raw"].effect.value == pytest.approx(0.1)
+
+
+def test_a_contrast_of_a_row_that_is_struck_out_has_its_reason():
+    # One core without an index: repeat(1) is full, so prefix(1) - repeat(1) would be the depth curve again.
+    anatomy = FullPlan.of(ModelLoop(num_steps=4).plan(4, 1), same_function)
+    table = schedule_map(anatomy, default_schedules(anatomy, extend=(6,)))
+    levels = {"full": 2.0, "prefix(1)": 3.0, "prefix(2)": 2.6, "prefix(3)": 2.3, "extend_last(6)": 2.1}
+    found = contrast_table(losses(levels), table, reasons=identify(table, units=4, kmid=4))
+    assert {name for (name, _), contrast in found.items() if contrast.effect is not None} == {
+        "prefix(1) - full",
+        "prefix(2) - full",
+        "prefix(3) - full",
+        "extend_last(6) - full",
+    }
+    reasons = {name: contrast.reason for (name, _), contrast in found.items() if contrast.effect is None}
+    inert = "not identifiable: the block has no iteration index"
+    assert reasons["prefix(1) - repeat(1)"] == reasons["repeat(1) - full"] == inert
+    assert reasons["prefix(1) - suffix(1)"] == inert
+    assert reasons["layer_major - full"] == "not identifiable: model offers no layer view"
+    assert reasons["extend_cycle(6) - full"] == inert
+
+
+def test_the_margin_needs_a_measurable_gap():
+    assert equivalence_margin(losses(), "raw", CONFIG) == pytest.approx(0.02)
+    assert equivalence_margin(losses({**LEVELS, "prefix(1)": 2.02}), "raw", CONFIG) is None
+    bare = {name: level for name, level in LEVELS.items() if name != "prefix(1)"}
+    assert equivalence_margin(losses(bare), "raw", CONFIG) is None
+
+
+def test_losses_that_cancel_leave_a_linear_form():
+    q = {name: {("raw", name): 1.0} for name in "abc"}
+    form = combine((1.0, combine((1.0, q["a"]), (-1.0, q["b"]))), (0.5, combine((2.0, q["b"]), (-1.0, q["c"]))))
+    assert form == {("raw", "a"): 1.0, ("raw", "c"): -0.5}
 
 
 def test_equal_sums_are_bitwise_equal():

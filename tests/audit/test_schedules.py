@@ -10,10 +10,12 @@ from looplab.audit.schedules import (
     FORMS,
     FullPlan,
     Schedule,
-    cut_units,
     cyclic,
     default_schedules,
+    extend_cycle,
+    extend_last,
     full,
+    inner,
     layer_major,
     live_states,
     minimal_applications,
@@ -24,6 +26,7 @@ from looplab.audit.schedules import (
     pinned,
     plan_words,
     prefix,
+    regrid,
     repeat,
     repeat_first,
     same,
@@ -153,7 +156,7 @@ def test_on_one_core_without_an_index_every_control_is_a_prefix_or_the_full_plan
         else:
             assert row.reason is None
     assert table["repeat(1)"].reason == "the block has no iteration index"
-    assert table["layer_major"].reason == "same plan as full"
+    assert table["layer_major"].reason == "model offers no layer view"
 
 
 def test_one_core_with_an_index_has_one_kind_of_unit():
@@ -190,6 +193,14 @@ def test_a_refined_core_sorts_its_layers_under_layer_major():
     assert [block for block, _ in layer_major().plan(anatomy)] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
+def test_a_core_with_a_layer_view_is_audited_as_another_model_instead():
+    anatomy = model(ModelLoop(num_steps=4), 1, shared, layer_view=True)
+    assert rows(anatomy, [full(), layer_major()])["layer_major"].reason == "same plan as full"
+    refined = FullPlan.of(Plan.of([(layer, step) for step in range(2) for layer in range(4)]), shared)
+    (row,) = [row for row in schedule_map(refined, default_schedules(refined)) if row.family == "layer_major"]
+    assert (row.reason, row.word) == (None, "[0.0 0.0 1.0 1.0 2.0 2.0 3.0 3.0]")
+
+
 def test_a_dense_model_has_one_unit_per_layer():
     anatomy = dense(6)
     assert text(full(), anatomy) == "00 10 20 30 40 50"
@@ -207,14 +218,149 @@ def test_a_two_level_model_moves_whole_cycles():
     assert text(suffix(1), anatomy) == "02 03 11"
     assert text(repeat(1), anatomy) == "00 01 10 00 01 10"
     assert text(layer_major(), anatomy) == "00 01 02 03 10 11"
+    assert text(inner(prefix(1)), anatomy) == "00 10 02 11"
     index_free = two_level(shared)
     assert index_free.word(repeat(1).plan(index_free)) == index_free.word(index_free.plan)
+    table = rows(index_free, default_schedules(index_free))
+    assert [name for name, row in table.items() if row.reason is None] == [
+        "full",
+        "prefix(1)",
+        "layer_major",
+        "inner(prefix(1))",
+    ]
 
 
-def test_a_supervision_step_is_the_unit_of_a_plan_with_several_marks():
-    plan = Plan.of([(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (1, 1)] * 2)
-    assert [len(unit) for unit in cut_units(plan, (6, 12))] == [6, 6]
-    assert [len(unit) for unit in cut_units(plan, (12,))] == [3, 3, 3, 3]
+INNER_PLANS = {
+    "inner(prefix(1))": "00 10 03 11",
+    "inner(prefix(2))": "00 01 10 03 04 11",
+    "inner(suffix(2))": "01 02 10 04 05 11",
+    "inner(repeat(1))": "00 00 00 10 03 03 03 11",
+    "inner(repeat(2))": "00 01 01 10 03 04 04 11",
+    "inner(same(2))": "00 00 10 03 03 11",
+    "inner(pinned(4))": "04 04 04 10 04 04 04 11",
+}
+
+
+@pytest.mark.parametrize("written", INNER_PLANS)
+def test_inner_schedules_edit_the_low_steps_of_every_cycle(written):
+    anatomy = model(TwoLevel(h=2, l=3), 2, own, writers=[1])
+    assert text(Schedule.parse(written), anatomy) == INNER_PLANS[written]
+
+
+def test_inner_permutations_turn_every_cycle_in_the_same_way():
+    plan = inner(permute(0)).plan(model(TwoLevel(h=2, l=3), 2, own, writers=[1]))
+    first, second = [[t for _, t in plan[i : i + 3]] for i in (0, 4)]
+    assert sorted(first) == [0, 1, 2]
+    assert first != [0, 1, 2]
+    assert second == [t + 3 for t in first]
+
+
+def test_inner_rows_count_the_steps_of_one_inner_run():
+    anatomy = model(TwoLevel(h=2, l=4), 2, own, writers=[1])
+    found = [row for row in schedule_map(anatomy, default_schedules(anatomy)) if row.family == "inner"]
+    assert [(row.k, row.units, row.applications) for row in found] == [(1, 1, 4), (2, 2, 6), (3, 3, 8)]
+    assert rows(anatomy, [inner(repeat(2))])["inner(repeat(2))"].units == 4
+
+
+def test_a_model_conditioned_on_the_step_size_runs_coarser_grids():
+    # Eight equal steps, then the ids of k = 1, 2, .. steps to the same end.
+    def grid(k):
+        first = 0 if k == 8 else 8 + sum(range(k))
+        return tuple(range(first, first + k))
+
+    anatomy = model(ModelLoop(num_steps=8), 1, own, grid=grid, max_iteration=36)
+    assert text(regrid(2), anatomy) == "09 010"
+    assert regrid(8).plan(anatomy) == anatomy.plan
+    names = [str(row) for row in default_schedules(anatomy) if row.family == "regrid"]
+    assert names == [f"regrid({k})" for k in range(1, 8)], "k = M is full"
+    assert all(row.reason is None for row in schedule_map(anatomy, default_schedules(anatomy)) if row.k)
+    shorter = model(ModelLoop(num_steps=4), 1, own, grid=grid, max_iteration=36)
+    assert "regrid(4)" in map(str, default_schedules(shorter)), "four of eight steps end earlier than grid(4)"
+
+
+def test_a_pass_of_several_blocks_is_regridded_pass_by_pass():
+    passes = Plan.of([(block, step) for step in range(3) for block in range(2)])
+    anatomy = FullPlan.of(passes, own, grid=lambda k: {1: (3,), 2: (4, 5), 3: (0, 1, 2)}[k])
+    assert text(regrid(2), anatomy) == "04 14 05 15"
+
+
+EXTENSIONS = {
+    "extend_last(12)": "00 01 02 03 10 11 12 13 13 13 13 13",
+    "extend_cycle(12)": "00 01 02 03 10 11 12 13 10 11 12 13",
+    "extend_cycle(10)": "00 01 02 03 10 11 12 13 10 11",
+}
+
+
+@pytest.mark.parametrize("written", EXTENSIONS)
+def test_extensions_go_on_with_trained_indices(written):
+    anatomy = model(Blocks(num_steps=(4, 4)), 2, own, max_iteration=4)
+    assert text(Schedule.parse(written), anatomy) == EXTENSIONS[written]
+
+
+def test_extensions_of_cycles_are_whole_cycles():
+    assert text(extend_last(3), two_level()) == "00 01 10 02 03 11 02 03 11"
+    assert text(extend_cycle(3), two_level()) == "00 01 10 02 03 11 00 01 10"
+
+
+def test_both_extensions_of_a_core_without_an_index_are_one_plan():
+    anatomy = core(4, shared)
+    table = rows(anatomy, default_schedules(anatomy, extend=(6, 5)))
+    assert [name for name in table if name.startswith("extend")] == [
+        "extend_last(5)",
+        "extend_cycle(5)",
+        "extend_last(6)",
+        "extend_cycle(6)",
+    ]
+    assert table["extend_last(6)"].word == "[0.0 0.0 0.0 0.0 0.0 0.0]"
+    assert (table["extend_last(6)"].reason, table["extend_last(6)"].units) == (None, 6)
+    assert table["extend_cycle(6)"].same_as == "extend_last(6)"
+    assert table["extend_cycle(6)"].reason == "the block has no iteration index"
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_an_extension_is_the_word_of_a_block_that_goes_on_counting(last):
+    # Clamped indices go on as extend_last, indices that start over as extend_cycle.
+    anatomy = core(4, lambda block, iteration: min(iteration, 3) if last else iteration % 4)
+    longer = ModelLoop(num_steps=7).plan(7, 1)
+    assert anatomy.word(longer) == anatomy.word((extend_last if last else extend_cycle)(7).plan(anatomy))
+
+
+@pytest.mark.parametrize("extend", [(8,), (12, 3)])
+def test_an_extension_that_is_none_is_refused(extend):
+    written = ",".join(map(str, extend))
+    message = f"--extend must be whole numbers above 8, the units of the full plan. Got {written!r}."
+    with pytest.raises(ValueError, match=exactly(message)):
+        default_schedules(two_by_four(), extend=extend)
+
+
+def test_the_factorial_cells_are_run_where_the_first_run_is_not_everything():
+    assert [str(s) for s in default_schedules(two_by_four(), grid=(2,), controls=("factorial",))] == [
+        "full",
+        "prefix(1)",
+        "prefix(2)",
+        "prefix(4)",
+        "repeat(1)",
+        "repeat(2)",
+        "repeat(4)",
+        "same(4)",
+        "cyclic(8)",
+        "repeat_first(8)",
+    ]
+    for anatomy in (core(8), dense(6), two_level()):
+        assert not {"same", "cyclic", "repeat_first"} & {s.family for s in default_schedules(anatomy)}
+
+
+def test_without_an_index_the_factorial_cells_are_other_schedules():
+    anatomy = two_by_four(shared)
+    table = rows(anatomy, default_schedules(anatomy, controls=("factorial",)))
+    assert [table[name].same_as for name in ("same(4)", "cyclic(8)", "repeat_first(8)")] == [
+        "prefix(4)",
+        "repeat(1)",
+        "repeat(1)",
+    ]
+    assert {table[name].reason for name in ("same(4)", "cyclic(8)", "repeat_first(8)")} == {
+        "the block has no iteration index"
+    }
 
 
 def test_a_plan_that_writes_nothing_the_readout_reads_is_refused_by_name():
@@ -261,11 +407,90 @@ def test_every_schedule_has_the_units_it_promises(anatomy, seed):
 
 
 @LAW
+@given(ANATOMIES, st.integers(1, 12))
+def test_extensions_start_with_the_full_plan_and_reuse_its_indices(anatomy, more):
+    a = anatomy.M + more
+    last, cycle = extend_last(a).plan(anatomy), extend_cycle(a).plan(anatomy)
+    for plan in (last, cycle):
+        assert plan[: len(anatomy.plan)] == anatomy.plan
+        assert len(plan) == a * len(anatomy.units[0])
+        assert set(plan) == set(anatomy.plan)
+    assert last[-len(anatomy.units[-1]) :] == anatomy.units[-1]
+    assert extend_last(anatomy.M + 1).plan(anatomy)[:-1] == last[: len(last) - 1 - (more - 1) * len(anatomy.units[0])]
+    run = anatomy.M - (anatomy.boundaries()[-2] if len(anatomy.boundaries()) > 1 else 0)
+    unit = len(anatomy.units[0])
+    assert all(cycle[i] == cycle[i - run * unit] for i in range(len(anatomy.plan), len(cycle)))
+
+
+@LAW
+@given(st.integers(1, 3), st.integers(2, 5), st.integers(0, 10_000))
+def test_inner_laws(high, low, seed):
+    anatomy = model(TwoLevel(h=high, l=low), 2, own, writers=[1])
+    if high == 1:
+        assert anatomy.inner is None, "one cycle: single applications are the units"
+        return
+    k = seed % low + 1
+    whole = anatomy.plan
+    assert inner(prefix(low)).plan(anatomy) == inner(suffix(low)).plan(anatomy) == inner(repeat(low)).plan(anatomy)
+    assert inner(prefix(low)).plan(anatomy) == whole
+    assert inner(same(low)).plan(anatomy) == inner(repeat(1)).plan(anatomy)
+    assert inner(same(1)).plan(anatomy) == inner(prefix(1)).plan(anatomy)
+    assert len(inner(prefix(k)).plan(anatomy)) == len(inner(suffix(k)).plan(anatomy)) == high * (k + 1)
+    for schedule in (inner(repeat(k)), inner(permute(seed)), inner(pinned(0))):
+        plan = schedule.plan(anatomy)
+        assert [block for block, _ in plan] == [block for block, _ in whole]
+        assert [a for a in plan if a.block == 1] == [a for a in whole if a.block == 1]
+
+
+NUMBERS = st.integers(0, 40)
+INSIDE = ("prefix", "suffix", "repeat", "same", "permute", "pinned")
+NUMBERED = (*INSIDE, "cyclic", "repeat_first", "regrid", "extend_last", "extend_cycle")
+
+
+@LAW
+@given(st.sampled_from(NUMBERED), NUMBERS)
+def test_text_forms_round_trip(family, number):
+    schedule = Schedule(family, number)
+    for each in (schedule, *([inner(schedule)] if family in INSIDE else ())):
+        assert Schedule.parse(str(each)) == Schedule.parse(f" {each} ") == each
+
+
+@LAW
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=6))
+def test_explicit_plans_round_trip(pairs):
+    schedule = Schedule("explicit", explicit=Plan.of(pairs))
+    assert Schedule.parse(str(schedule)) == schedule
+    assert Schedule.parse(str(schedule)).plan(FullPlan.of(Plan.of([*pairs, (0, 0)]), own)) == Plan.of(pairs)
+
+
+@pytest.mark.parametrize("name", ["full", "layer_major", "pass_major"])
+def test_forms_without_a_number_round_trip(name):
+    assert str(Schedule.parse(name)) == name
+
+
+@LAW
 @given(ANATOMIES)
-def test_text_forms_round_trip(anatomy):
-    extra = [same(1), cyclic(1), repeat_first(anatomy.kmid), Schedule.parse(str(anatomy.plan))]
-    for schedule in default_schedules(anatomy, extra=extra):
-        assert Schedule.parse(str(schedule)) == schedule
+def test_default_schedules_are_all_different_and_can_be_written(anatomy):
+    schedules = default_schedules(anatomy, extend=(anatomy.M + 1, anatomy.M + 4))
+    names = [str(schedule) for schedule in schedules]
+    assert len(set(names)) == len(names)
+    assert [Schedule.parse(name) for name in names] == list(schedules)
+    assert names[0] == "full"
+
+
+@LAW
+@given(ANATOMIES)
+def test_every_word_is_run_once_and_by_its_first_schedule(anatomy):
+    table = schedule_map(anatomy, default_schedules(anatomy, extend=(anatomy.M + 2,)))
+    run = [row for row in table if row.reason is None]
+    assert len({row.word for row in run}) == len(run)
+    unread = [row for row in table if row.reason == "readout component not written"]
+    for row in table:
+        if row.same_as:
+            twin = next(r for r in table if r.name == row.same_as)
+            assert twin.word == row.word
+            assert twin.same_as is None
+    assert not unread, "default schedules end where the readout reads"
 
 
 @pytest.mark.parametrize(
@@ -277,6 +502,14 @@ def test_text_forms_round_trip(anatomy):
         ("layer-major", " Did you mean 'layer_major'?"),
         ("zzz(1)", ""),
         ("[0.0 x]", ""),
+        ("extend_lst(12)", " Did you mean 'extend_last(12)'?"),
+        ("prefix(x)", " Did you mean 'prefix(k)'?"),
+        ("prefix(²)", " Did you mean 'prefix(k)'?"),
+        ("inner", " Did you mean 'inner(prefix(k))'?"),
+        ("iner(prefix(1))", " Did you mean 'inner(prefix(1))'?"),
+        ("inner(repaet(2))", " Did you mean 'inner(repeat(2))'?"),
+        ("inner(full)", ""),
+        ("inner([0.0])", ""),
     ],
 )
 def test_an_unreadable_schedule_is_answered_with_a_suggestion(written, hint):
@@ -291,12 +524,37 @@ def test_an_unreadable_schedule_is_answered_with_a_suggestion(written, hint):
         (repeat(0), "schedule repeat(0) needs 1 <= k <= 8. Got 0."),
         (repeat_first(3), "schedule repeat_first(3) needs 4 <= a <= 8. Got 3."),
         (Schedule.parse("[2.0]"), "schedule [2.0] names block 2, but the model has blocks 0..1."),
+        (extend_last(8), "schedule extend_last(8) needs a > 8. Got 8."),
+        (
+            regrid(2),
+            "schedule regrid(2) needs one kind of unit, conditioned on the step size. Got a model without such a grid. "
+            "Use prefix(2).",
+        ),
+        (
+            inner(repeat(2)),
+            "schedule inner(repeat(2)) needs a model with two levels. Got one whose units hold no inner run. "
+            "Use repeat(2).",
+        ),
     ],
     ids=str,
 )
 def test_an_argument_out_of_range_is_refused(schedule, message):
     with pytest.raises(ValueError, match=exactly(message)):
         schedule.plan(two_by_four())
+
+
+def test_an_inner_argument_beyond_the_inner_run_is_refused():
+    with pytest.raises(ValueError, match=exactly("schedule inner(prefix(3)) needs 1 <= k <= 2. Got 3.")):
+        inner(prefix(3)).plan(two_level())
+
+
+def test_inner_takes_only_rules_that_say_something_about_an_inner_run():
+    message = (
+        "inner: the schedule must be one of prefix, suffix, repeat, same, permute, pinned. Got layer_major. "
+        "Use inner(prefix(1))."
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        inner(layer_major())
 
 
 def test_an_index_without_parameters_is_refused():
@@ -326,8 +584,8 @@ def test_the_decomposition_keeps_its_schedules_under_any_grid_and_controls():
 
 
 def test_the_order_control_is_whichever_order_the_model_does_not_have():
-    assert str(default_schedules(two_by_four())[-1]) == "pass_major"
-    assert str(default_schedules(two_level())[-1]) == "layer_major"
+    assert str(default_schedules(two_by_four(), controls=("order",))[-1]) == "pass_major"
+    assert str(default_schedules(two_level(), controls=("order",))[-1]) == "layer_major"
 
 
 def test_an_unknown_control_is_answered_with_a_suggestion():
@@ -359,6 +617,12 @@ TABLE = {
 }
 
 
+def test_the_default_factorial_costs_seven_more_applications():
+    anatomy = two_by_four()
+    assert counts(anatomy, default_schedules(anatomy, controls=("suffix",))) == (64, 120, 22)
+    assert counts(anatomy, default_schedules(anatomy, controls=("suffix", "factorial"))) == (71, 140, 25)
+
+
 @pytest.mark.parametrize("case", TABLE)
 def test_the_cost_table_is_counted(case):
     anatomy, ks, extra, expected = TABLE[case]
@@ -375,46 +639,6 @@ def test_a_depth_sweep_costs_one_full_run(steps):
 @pytest.mark.parametrize("steps", range(1, 13))
 def test_the_count_of_a_full_grid_is_the_square_of_the_depth(steps):
     assert counts(core(steps), grid_of(core(steps)))[:2] == (steps**2, 2 * steps**2 - steps)
-
-
-PLANS = st.lists(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=7), min_size=1, max_size=8
-)
-
-
-@LAW
-@given(PLANS)
-def test_the_trie_has_one_node_per_distinct_prefix(pairs):
-    words = {str(i): (Plan.of(entry), tuple(entry)) for i, entry in enumerate(pairs)}
-    root = trie(words)
-    brute_force = {tuple(entry[:n]) for entry in pairs for n in range(1, len(entry) + 1)}
-    assert root.size() == minimal_applications(pairs) == len(brute_force)
-    made = {}
-
-    def walk(node, path):
-        for name in node.wanted:
-            made[name] = path
-        for child in node.children:
-            walk(child, (*path, tuple(child.application)))
-
-    walk(root, ())
-    assert made == {str(i): tuple(entry) for i, entry in enumerate(pairs)}
-
-
-def most_states_held(node):
-    """States held at once when the list order is walked and a state is freed on entering its last child."""
-    held = [1]
-    for i, child in enumerate(node.children):
-        held.append(most_states_held(child) + (i < len(node.children) - 1))
-    return max(held)
-
-
-@LAW
-@given(PLANS)
-def test_the_walk_order_holds_no_more_states_than_the_bound(pairs):
-    root = trie({str(i): (Plan.of(entry), tuple(entry)) for i, entry in enumerate(pairs)})
-    leaves = len({tuple(p) for p in pairs})
-    assert live_states(root) == most_states_held(root) <= 1 + (leaves.bit_length() - 1)
 
 
 def test_two_states_serve_the_grid_and_three_the_factorial():

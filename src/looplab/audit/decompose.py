@@ -32,11 +32,21 @@ from looplab.audit.result import (
     ProbeGain,
     ScheduleEntry,
 )
-from looplab.audit.schedules import NO_INDEX, NOT_WRITTEN, ONE_KIND, RUNS_ONCE, WHOLE_GAP, same_plan
+from looplab.audit.schedules import (
+    NO_INDEX,
+    NO_LAYER_VIEW,
+    NOT_WRITTEN,
+    ONE_KIND,
+    RUNS_ONCE,
+    WHOLE_GAP,
+    same_plan,
+)
 from looplab.audit.verdict import part_word, probe_word
 from looplab.records import Finding, Level
 
 FULL = "full"
+GROUPS = {"layer_major": "order", "pass_major": "order", "extend_last": "extend", "extend_cycle": "extend"}
+"""Families that share the name of their contrast with full."""
 Pair = tuple[str, str]
 Combination = dict[tuple[str, str], float]
 """A linear form of losses, keyed by (readout, schedule)."""
@@ -53,8 +63,8 @@ def identify(rows: Sequence[ScheduleEntry], *, units: int, kmid: int) -> dict[Pa
             if NOT_WRITTEN in (plus.reason, minus.reason):
                 reasons[plus.name, minus.name] = NOT_WRITTEN
             elif plus.name != minus.name and plus.word == minus.word:
-                inert = NO_INDEX in (plus.reason, minus.reason)
-                reasons[plus.name, minus.name] = NO_INDEX if inert else same_plan(minus.name)
+                known = (row.reason for row in (plus, minus) if row.reason in (NO_INDEX, NO_LAYER_VIEW))
+                reasons[plus.name, minus.name] = next(known, same_plan(minus.name))
     if kmid == 1:
         reasons[_at("repeat", 1, units), _at("repeat", 1, units)] = RUNS_ONCE
     if kmid == units:
@@ -62,8 +72,24 @@ def identify(rows: Sequence[ScheduleEntry], *, units: int, kmid: int) -> dict[Pa
     return reasons
 
 
+def _struck_out(rows: Sequence[ScheduleEntry]) -> dict[str, str | None]:
+    """Rows that coincide with a schedule of another family, with the reason.
+
+    Their words differ from those of other schedules, but a contrast with them says nothing of its own: where repeat(k)
+    is the full plan, prefix(k) - repeat(k) is the depth curve under another name.
+    """
+    families = {row.name: row.family for row in rows}
+    return {row.name: row.reason for row in rows if row.same_as and families[row.same_as] != row.family}
+
+
 def _at(family: str, k: int, units: int) -> str:
     return FULL if k == units else f"{family}({k})"
+
+
+def structural_pairs(units: int, kmid: int) -> dict[str, Pair]:
+    """application, distinct and composition as (plus, minus) schedule names."""
+    first, middle = _at("repeat", 1, units), _at("repeat", kmid, units)
+    return {"application": ("prefix(1)", first), "distinct": (first, middle), "composition": (middle, FULL)}
 
 
 def difference(readout: str, plus: str, minus: str) -> Combination:
@@ -71,21 +97,35 @@ def difference(readout: str, plus: str, minus: str) -> Combination:
     return {(readout, plus): 1.0, (readout, minus): -1.0}
 
 
-def _gain(probe: str, schedule: str) -> Combination:
+def gain(probe: str, schedule: str) -> Combination:
+    """Q(schedule) - Q_probe(schedule)."""
     return {(RAW, schedule): 1.0, (probe, schedule): -1.0}
 
 
-def _minus(first: Combination, second: Combination) -> Combination:
-    keys = {**first, **second}
-    return {key: first.get(key, 0.0) - second.get(key, 0.0) for key in keys}
+def combine(*terms: tuple[float, Combination]) -> Combination:
+    """The weighted sum of linear forms; losses that cancel are left out."""
+    total: Combination = {}
+    for weight, form in terms:
+        for key, factor in form.items():
+            total[key] = total.get(key, 0.0) + weight * factor
+    return {key: factor for key, factor in total.items() if factor}
 
 
 def _margin(gap: float, config: AuditConfig) -> float:
     return max(0.0, min(config.margin_nats, config.margin_share * gap))
 
 
-def _equivalent(effect: Estimate, margin: float) -> bool:
-    return -margin < effect.low90 and effect.high90 < margin
+def equivalence_margin(losses: Losses, readout: str, config: AuditConfig) -> float | None:
+    """delta of the equivalence tests under one readout; None where its gap is missing or too small."""
+    if any((readout, name) not in losses.points for name in ("prefix(1)", FULL)):
+        return None
+    gap = losses.estimate(difference(readout, "prefix(1)", FULL), config.level)
+    return _margin(gap.value, config) if gap.low > config.gap_floor else None
+
+
+def equivalent(effect: Estimate, margin: float | None) -> bool | None:
+    """Whether two one-sided tests at 5 % place the effect within the margin; None without a margin."""
+    return None if margin is None else -margin < effect.low90 and effect.high90 < margin
 
 
 def share_rows(losses: Losses, part: Combination, whole: Combination) -> Float[np.ndarray, " replicates"]:
@@ -99,7 +139,7 @@ def _share(losses: Losses, part: Combination, whole: Combination, level: float) 
     return estimate(point, share_rows(losses, part, whole), units=losses.documents, level=level)
 
 
-def _no_number(plus: str, minus: str, reasons: Mapping[Pair, str | None], unmeasured: Mapping[str, str]) -> str | None:
+def no_number(plus: str, minus: str, reasons: Mapping[Pair, str | None], unmeasured: Mapping[str, str]) -> str | None:
     """Why Q(plus) - Q(minus) has no number, as it is printed; None where it has one."""
     reason = reasons.get((plus, minus)) or (same_plan(minus) if plus == minus else None)
     if reason:
@@ -116,7 +156,9 @@ def contrasts(
     unmeasured: Mapping[str, str],
     config: AuditConfig,
 ) -> tuple[Contrast, ...]:
-    """Every schedule against full, prefix against repeat and suffix at the same k, and the mean of the permutes.
+    """Every schedule against full, prefix against the others at the same k, and the mean of the permutes.
+
+    A contrast of a row that is struck out has that row's reason.
 
     Args:
         losses: Losses of every row that has a number, under the row's own name.
@@ -124,10 +166,15 @@ def contrasts(
         reasons: Contrasts that carry no information (`identify`).
         unmeasured: Schedules without a number, with the reason, such as "diverged at application 3".
     """
+    struck = _struck_out(rows)
+    table = {
+        (plus, minus): reasons.get((plus, minus)) or struck.get(plus) or struck.get(minus)
+        for _, _, plus, minus in _pairs(rows)
+    }
     return tuple(
         contrast
         for readout in losses.readouts
-        for contrast in _contrasts(losses, rows, readout, reasons, unmeasured, config)
+        for contrast in _contrasts(losses, rows, readout, table, unmeasured, config)
     )
 
 
@@ -139,13 +186,10 @@ def _contrasts(
     unmeasured: Mapping[str, str],
     config: AuditConfig,
 ) -> Iterator[Contrast]:
-    margin = None
-    if (RAW, "prefix(1)") in losses.points:
-        gap = losses.estimate(difference(readout, "prefix(1)", FULL), config.level)
-        margin = _margin(gap.value, config) if gap.low > config.gap_floor else None
+    margin = equivalence_margin(losses, readout, config)
     permutes = []
     for family, k, plus, minus in _pairs(rows):
-        reason = _no_number(plus, minus, reasons, unmeasured)
+        reason = no_number(plus, minus, reasons, unmeasured)
         if family == "permute-full" and reason is None:
             permutes.append(plus)
             continue
@@ -162,10 +206,9 @@ def _pairs(rows: Sequence[ScheduleEntry]) -> Iterator[tuple[str, int | None, str
     for row in rows:
         if row.name == FULL:
             continue
-        family = "order" if row.family in ("layer_major", "pass_major") else row.family
-        yield f"{family}-full", row.k, row.name, FULL
+        yield f"{GROUPS.get(row.family, row.family)}-full", row.k, row.name, FULL
         if row.family == "prefix":
-            for other in ("repeat", "suffix"):
+            for other in ("repeat", "suffix", "same", "regrid"):
                 if f"{other}({row.k})" in names:
                     yield f"prefix-{other}", row.k, row.name, f"{other}({row.k})"
 
@@ -192,7 +235,7 @@ def _contrast(
         effect=effect,
         spread=None,
         margin=margin,
-        equivalent=None if effect is None or margin is None else _equivalent(effect, margin),
+        equivalent=None if effect is None else equivalent(effect, margin),
         bitwise_equal=effect is not None and losses.bitwise_equal(readout, plus, minus),
         reason=reason,
     )
@@ -214,7 +257,7 @@ def _permute_contrast(
         effect=effect,
         spread=(min(singles), max(singles)),
         margin=margin,
-        equivalent=None if margin is None else _equivalent(effect, margin),
+        equivalent=equivalent(effect, margin),
         bitwise_equal=all(losses.bitwise_equal(readout, name, FULL) for name in names),
         reason=None,
     )
@@ -237,8 +280,7 @@ def decompositions(
     """
     if "prefix(1)" in unmeasured or FULL in unmeasured:
         return ()
-    first, middle = _at("repeat", 1, units), _at("repeat", kmid, units)
-    terms = {"application": ("prefix(1)", first), "distinct": (first, middle), "composition": (middle, FULL)}
+    terms = structural_pairs(units, kmid)
     return tuple(_decomposition(losses, readout, terms, reasons, unmeasured, config) for readout in losses.readouts)
 
 
@@ -254,10 +296,10 @@ def _decomposition(
     gap = losses.estimate(whole, config.level)
     measurable = gap.low > config.gap_floor
     margin = _margin(gap.value, config)
-    identifiable = [pair for pair in terms.values() if _no_number(*pair, reasons, {}) is None]
+    identifiable = [pair for pair in terms.values() if no_number(*pair, reasons, {}) is None]
     parts = []
     for name, (plus, minus) in terms.items():
-        reason = _no_number(plus, minus, reasons, unmeasured)
+        reason = no_number(plus, minus, reasons, unmeasured)
         if reason is None and len(identifiable) == 1:
             reason = f"not identifiable: {WHOLE_GAP}"
         parts.append(_part(losses, readout, name, plus, minus, reason, whole, measurable, margin, config))
@@ -276,13 +318,13 @@ def _part(
     margin: float,
     config: AuditConfig,
 ) -> Part:
-    nats = share = equivalent = deviation = None
+    nats = share = within = deviation = None
     if reason is None:
         part = difference(readout, plus, minus)
         nats = losses.estimate(part, config.level)
         if measurable:
             share = _share(losses, part, whole, config.level)
-            equivalent = _equivalent(nats, margin)
+            within = equivalent(nats, margin)
             deviation = _seed_deviation(losses, part, whole)
     return Part(
         name=name,
@@ -291,9 +333,9 @@ def _part(
         nats=nats,
         share=share,
         seed_deviation=deviation,
-        equivalent=equivalent,
+        equivalent=within,
         bitwise_equal=nats is not None and losses.bitwise_equal(readout, plus, minus),
-        word=part_word(nats=nats, share=share, equivalent=equivalent, margin=margin, reason=reason),
+        word=part_word(nats=nats, share=share, equivalent=within, margin=margin, reason=reason),
         reason=reason,
     )
 
@@ -347,7 +389,7 @@ def probe_gains(
 
 def net_gain(probe: str, k: int) -> tuple[Combination, Combination]:
     """The net gain at prefix(k), and the gap it is a share of."""
-    return _minus(_gain(probe, f"prefix({k})"), _gain(probe, FULL)), difference(RAW, f"prefix({k})", FULL)
+    return combine((1.0, gain(probe, f"prefix({k})")), (-1.0, gain(probe, FULL))), difference(RAW, f"prefix({k})", FULL)
 
 
 def _probe_gain(losses: Losses, probe: str, k: int, config: AuditConfig) -> ProbeGain:
@@ -361,8 +403,8 @@ def _probe_gain(losses: Losses, probe: str, k: int, config: AuditConfig) -> Prob
         schedule=schedule,
         k=k,
         gap=gap,
-        gross=losses.estimate(_gain(probe, schedule), config.level),
-        gross_full=losses.estimate(_gain(probe, FULL), config.level),
+        gross=losses.estimate(gain(probe, schedule), config.level),
+        gross_full=losses.estimate(gain(probe, FULL), config.level),
         net=losses.estimate(net, config.level),
         share=share,
         word=probe_word(share),

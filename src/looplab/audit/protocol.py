@@ -156,6 +156,7 @@ def plan_audit(
         control_subject=control_subject,
         control_domains=control_domains,
         batch_tokens=batch_tokens,
+        max_tokens=longest,
     )
 
 
@@ -285,6 +286,8 @@ class AuditPlan:
     control_subject: Subject | None
     control_domains: dict[str, Domain]
     batch_tokens: int
+    max_tokens: int
+    """Longest document in tokens."""
 
     @cached_property
     def card(self) -> ModelCard:

@@ -81,7 +81,8 @@ class ScheduleEntry:
 
     name: str
     family: str
-    """full, prefix, suffix, repeat, same, cyclic, repeat_first, permute, pinned, layer_major, pass_major, explicit."""
+    """full, prefix, suffix, repeat, same, cyclic, repeat_first, permute, pinned, layer_major, pass_major, regrid,
+    extend_last, extend_cycle, inner, explicit."""
     k: int | None
     plan: str
     word: str
@@ -275,7 +276,8 @@ class Contrast:
     minus: str
     probe: str
     family: str
-    """The two schedule families, such as prefix-full, prefix-repeat, prefix-suffix, permute-full, order-full."""
+    """The two schedule families, such as prefix-full, prefix-repeat, prefix-suffix, prefix-regrid, permute-full,
+    order-full (layer_major, pass_major), extend-full (extend_last, extend_cycle), inner-full."""
     k: int | None
     effect: Estimate | None
     spread: tuple[float, float] | None
@@ -370,7 +372,9 @@ class Ordering:
 class FourWay:
     """Q(prefix(1)) - Q_probe(full) as application + distinct + composition + calibration, by every order.
 
-    Structure and probe overlap, so what a term is worth depends on the order; none of the orders is the true one.
+    Structure and probe overlap, so what a term is worth depends on the order; none of the orders is the true one. A
+    part that is zero because its two plans are one word is left out. Where fewer than two parts can be told apart, or
+    one was not measured, a single term `structure` stands for all three.
     """
 
     probe: str
@@ -391,16 +395,17 @@ class Factorial:
     """Loss by schedule: same(kmid), prefix(kmid), same(M), repeat(kmid)."""
     effects: tuple[Effect, ...]
     """index effect at kmid and at M, count effect at one and at kmid indices, interaction, both Shapley values, and the
-    two further orders repeat_first(M) and cyclic(M) against repeat(kmid)."""
+    two further orders repeat_first(M) and cyclic(M) against repeat(kmid) where they were measured."""
     orders: tuple[Ordering, ...]
-    """count first, index first: the gap as application + distinct + composition."""
+    """count first, index first: the gap as application + distinct + composition; empty where the gap was not
+    measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stratum:
     """The decomposition on a part of the documents, or of their positions. A description: it carries no verdict."""
 
-    kind: str
+    by: str
     """loss (terciles of full-depth document loss), length (terciles), position."""
     label: str
     documents: int
@@ -446,12 +451,32 @@ class DepthStep:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class DepthStart:
+    """The shallowest depth that was measured: where the steps begin."""
+
+    schedule: str
+    units: int
+    applications: int
+    loss: Estimate
+    flops: int
+    """Forward FLOPs per token, prelude, readout and head included, at `context_tokens`."""
+    kv_bytes: int
+    """Key-value bytes per token under the model's own rule."""
+    milliseconds: float | None = None
+    """Measured time per token; only where the audit was asked to time."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DepthValue:
     """How many loops to pay for: gain against cost of every further step of depth."""
 
+    start: DepthStart
     steps: tuple[DepthStep, ...]
+    """At least one."""
     context_tokens: int
     """Length at which attention is counted."""
+    itemsize: int
+    """Bytes of one cached number."""
     enough: int | None
     """Units after which no further measured step up to full depth gains more than the margin; None if undecided."""
     safe_until: int | None
@@ -538,13 +563,16 @@ class DomainResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Whether a part's word is the same in every domain."""
+    """Whether a part's word is the same in every domain, and how far its shares lie apart."""
 
     part: str
+    """application, distinct, composition, or readout: the net share of a refit at prefix(1)."""
     probe: str
     word: str
     """in every domain, differs by domain."""
     words: dict[str, str]
+    differences: dict[str, Estimate] = dataclasses.field(default_factory=dict)
+    """"one - other" -> difference of the shares, for every pair of domains in which both have one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -634,7 +662,9 @@ class AuditResult:
 
     def __str__(self) -> str:
         lines = [f"audit of {self.model.name}"]
-        lines += [domain.verdict.sentence for domain in self.domains]
+        for domain in self.domains:
+            lines.append(domain.verdict.sentence)
+            lines += [domain.depth_value.sentence] if domain.depth_value else []
         lines += ["", self.table(), ""]
         lines += [str(finding) for finding in self.findings if finding.level is not Level.INFO]
         lines.append("Intervals cover documents, not training runs.")
@@ -693,6 +723,9 @@ def _table_lines(domain: DomainResult, dense: bool) -> Iterator[str]:
     if dense:
         for contrast in domain.contrasts:
             yield f"  {contrast.name:<28} {contrast.probe:<12} {contrast.reason or nats(contrast.effect)}"
+        for gain in domain.gains:
+            head = f"  {f'net gain at {gain.schedule}':<28} {gain.probe:<12}"
+            yield f"{head} {nats(gain.net):<26} {percent(gain.share):<26} {gain.word}"
         return
     yield f"  {'part':<14} {'readout':<12} {'nats':<26} {'share of the gap':<26} word"
     for decomposition in domain.decompositions:

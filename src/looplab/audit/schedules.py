@@ -1,8 +1,6 @@
 """Schedules: rules that edit the full plan of a model, and what can be told apart by running them.
 
-The full plan p is cut into units u_1 .. u_M. A unit is the shortest block sequence of which p is a repetition (a pass,
-a cycle), the stretch between two marks where the readout was trained at several points of one plan, otherwise one
-application. kmid is the number of leading units with the block sequence of u_1.
+The full plan p is cut into units u_1 .. u_M, of which the first kmid have the block sequence of u_1 (`units.py`).
 
     full            u_1 .. u_M
     prefix(k)       u_1 .. u_k                          repeat(k)     u_1 .. u_k, then u_k another M-k times
@@ -11,9 +9,16 @@ application. kmid is the number of leading units with the block sequence of u_1.
     permute(seed)   units permuted inside each run of equal block sequence, no run of length >= 2 left as it is
     pinned(j)       p with every iteration index j
     layer_major     p stably sorted by block            pass_major    p stably sorted by iteration
+    regrid(k)       the k iteration ids of grid(k): k steps to the trained end time
+    extend_last(a)  p, then u_M again, a > M units      extend_cycle(a)  p, then its last run in a cycle, a > M units
+    inner(x)        x applied to every inner run as if it were a full plan, the rest of each unit kept
 
-A repeated application keeps its (block, iteration). The *word* of a plan writes each application as its operator class;
-plans with equal words compute the same function, so a contrast between them carries no information.
+A repeated application keeps its (block, iteration), past M too: no schedule makes an index that the full plan or the
+grid does not have. Where a model may go on counting, this is the same word: clamped indices go on as extend_last,
+indices that start over as extend_cycle, and a block without an index as both.
+
+The *word* of a plan writes each application as its operator class; plans with equal words compute the same function, so
+a contrast between them carries no information.
 
 Reference: Dau, Khuat, Dung, "Beyond Depth Truncation", arXiv:2609.19934, and its `depth-control-protocol` repository.
 Deviation: what is trivial by construction is decided by words, for every schedule, and is never run.
@@ -22,24 +27,26 @@ Deviation: what is trivial by construction is decided by words, for every schedu
 import dataclasses
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Sequence
 
 from looplab._registry import did_you_mean
 from looplab.audit.result import ScheduleEntry
-from looplab.recurrence.plan import Application, Plan, PlanNode, Steps
-from looplab.recurrence.spec import LoopSpec, Refuse
-
-Word = tuple[tuple[int, int], ...]
-"""A plan in operator classes: one (block, class) per application."""
+from looplab.audit.units import FullPlan, block_runs, joined, runs
+from looplab.audit.units import cut_units as cut_units
+from looplab.audit.units import full_plan as full_plan
+from looplab.audit.words import Word
+from looplab.audit.words import live_states as live_states
+from looplab.audit.words import minimal_applications as minimal_applications
+from looplab.audit.words import naive_applications as naive_applications
+from looplab.audit.words import trie as trie
+from looplab.recurrence.plan import Plan
 
 NO_INDEX = "the block has no iteration index"
 ONE_KIND = "only one kind of unit"
 NOT_WRITTEN = "readout component not written"
+NO_LAYER_VIEW = "model offers no layer view"
 RUNS_ONCE = "the first block runs once"
 WHOLE_GAP = "takes the whole gap by construction"
-SMALL_GRID = 16
-"""Up to this many units, the default grid is every k."""
 
 
 def same_plan(name: str) -> str:
@@ -47,140 +54,46 @@ def same_plan(name: str) -> str:
     return f"same plan as {name}"
 
 
-@dataclasses.dataclass(frozen=True)
-class FullPlan:
-    """The plan that a checkpoint runs by default, cut into units, with what its LoopSpec says about sameness.
-
-    `operator_class(block, iteration)`: equal values are the same function. `writers`: blocks that write what the
-    readout reads. `max_iteration`: iteration indices below it have parameters of their own; None is no limit.
-    """
-
-    plan: Plan
-    units: tuple[Plan, ...]
-    operator_class: Callable[[int, int], int]
-    writers: frozenset[int]
-    max_iteration: int | None = None
-
-    @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        operator_class: Callable[[int, int], int],
-        *,
-        writers: Iterable[int] | None = None,
-        marks: Sequence[int] = (),
-        max_iteration: int | None = None,
-    ) -> "FullPlan":
-        """Cuts `plan` into units; without `writers` every block writes what the readout reads."""
-        blocks = frozenset(block for block, _ in plan) if writers is None else frozenset(writers)
-        return cls(plan, cut_units(plan, marks), operator_class, blocks, max_iteration)
-
-    @property
-    def M(self) -> int:  # noqa: N802 - the paper's letter
-        """Units of the full plan."""
-        return len(self.units)
-
-    @property
-    def kmid(self) -> int:
-        """Leading units with the block sequence of the first."""
-        return len(next(_runs(self.units)))
-
-    def word(self, plan: Plan) -> Word:
-        """The plan with every application replaced by its operator class."""
-        return tuple((block, self.operator_class(block, iteration)) for block, iteration in plan)
-
-    def boundaries(self) -> tuple[int, ...]:
-        """Numbers of units after which the block sequence changes, and M."""
-        ends, total = [], 0
-        for run in _runs(self.units):
-            total += len(run)
-            ends.append(total)
-        return tuple(ends)
-
-    def default_grid(self) -> tuple[int, ...]:
-        """Every k up to M = 16; else powers of two, kmid, block boundaries and M."""
-        if self.M <= SMALL_GRID:
-            return tuple(range(1, self.M + 1))
-        powers = {2**n for n in range(self.M.bit_length()) if 2**n <= self.M}
-        return tuple(sorted(powers | {self.kmid, self.M} | set(self.boundaries())))
-
-
-def full_plan(spec: LoopSpec, num_steps: Steps | None = None) -> FullPlan:
-    """The full plan of a model, from its LoopSpec.
-
-    Raises:
-        ValueError: `num_steps` does not fit the model's order, or needs iteration indices beyond the model's own.
-    """
-    steps = spec.default_steps if num_steps is None else num_steps
-    plan = spec.order.plan(steps, len(spec.blocks))
-    limit = spec.max_iteration if isinstance(spec.beyond, Refuse) else None
-    largest = max((iteration for _, iteration in plan), default=0)
-    if limit is not None and largest >= limit:
-        asked = ",".join(map(str, steps)) if isinstance(steps, tuple) else steps
-        raise ValueError(
-            f"--num-steps {asked} needs iteration indices {limit}..{largest}, but the model has {limit}. "
-            f"Use --num-steps {limit} or fewer."
-        )
-    marks = spec.marks(steps)
-    return FullPlan.of(plan, spec.operator_class, writers=spec.writes_readout, marks=marks, max_iteration=limit)
-
-
-def cut_units(plan: Plan, marks: Sequence[int] = ()) -> tuple[Plan, ...]:
-    """The units of a plan. `marks`: numbers of applications after which the readout was trained."""
-    if len(marks) > 1:
-        return tuple(plan[start:end] for start, end in zip((0, *marks[:-1]), marks, strict=True))
-    blocks = _signature(plan)
-    length = next(
-        (
-            n
-            for n in range(1, len(blocks) // 2 + 1)
-            if len(blocks) % n == 0 and blocks == blocks[:n] * (len(blocks) // n)
-        ),
-        1,
-    )
-    return tuple(plan[start : start + length] for start in range(0, len(plan), length))
-
-
-def _signature(plan: Plan) -> tuple[int, ...]:
-    return tuple(block for block, _ in plan)
-
-
-def _runs(units: Sequence[Plan]) -> Iterator[tuple[Plan, ...]]:
-    """Maximal runs of units with equal block sequence."""
-    return (tuple(run) for _, run in groupby(units, key=_signature))
-
-
-def _joined(units: Iterable[Plan]) -> Plan:
-    return Plan(tuple(application for unit in units for application in unit))
-
-
 def _permuted(full: FullPlan, seed: int) -> Plan:
     draw = random.Random(seed)
     units: list[Plan] = []
-    for run in _runs(full.units):
+    for run in runs(full.units):
         order = list(range(len(run)))
         while len(run) > 1 and order == sorted(order):
             draw.shuffle(order)
         units += [run[i] for i in order]
-    return _joined(units)
+    return joined(units)
 
 
 def _cycle(full: FullPlan, a: int) -> Plan:
-    return _joined(full.units[i % full.kmid] for i in range(a))
+    return joined(full.units[i % full.kmid] for i in range(a))
+
+
+def _extend_cycle(full: FullPlan, a: int) -> Plan:
+    *_, last = runs(full.units)
+    return full.plan + joined(last[i % len(last)] for i in range(a - full.M))
+
+
+def _regrid(full: FullPlan, k: int) -> Plan:
+    ids = () if full.grid is None else full.grid(k)
+    return Plan.of((block, i) for i in ids for block, _ in full.units[0])
 
 
 _RULES: dict[str, Callable[[FullPlan, int], Plan]] = {
     "full": lambda full, _: full.plan,
-    "prefix": lambda full, k: _joined(full.units[:k]),
-    "suffix": lambda full, k: _joined(full.units[full.M - k :]),
-    "repeat": lambda full, k: _joined(full.units[:k] + full.units[k - 1 : k] * (full.M - k)),
-    "same": lambda full, a: _joined(full.units[:1] * a),
+    "prefix": lambda full, k: joined(full.units[:k]),
+    "suffix": lambda full, k: joined(full.units[full.M - k :]),
+    "repeat": lambda full, k: joined(full.units[:k] + full.units[k - 1 : k] * (full.M - k)),
+    "same": lambda full, a: joined(full.units[:1] * a),
     "cyclic": _cycle,
-    "repeat_first": lambda full, a: _joined(full.units[:1] * (a - full.kmid + 1) + full.units[1 : full.kmid]),
+    "repeat_first": lambda full, a: joined(full.units[:1] * (a - full.kmid + 1) + full.units[1 : full.kmid]),
     "permute": _permuted,
     "pinned": lambda full, j: Plan.of((block, j) for block, _ in full.plan),
     "layer_major": lambda full, _: Plan(tuple(sorted(full.plan, key=lambda application: application.block))),
     "pass_major": lambda full, _: Plan(tuple(sorted(full.plan, key=lambda application: application.iteration))),
+    "regrid": _regrid,
+    "extend_last": lambda full, a: full.plan + joined(full.units[-1:] * (a - full.M)),
+    "extend_cycle": _extend_cycle,
 }
 _LETTER = {
     "prefix": "k",
@@ -191,57 +104,97 @@ _LETTER = {
     "repeat_first": "a",
     "permute": "seed",
     "pinned": "j",
+    "regrid": "k",
+    "extend_last": "a",
+    "extend_cycle": "a",
+    "inner": "x",
 }
 ORDERS = ("layer_major", "pass_major")
+EXTENSIONS = ("extend_last", "extend_cycle")
+INNER = ("prefix", "suffix", "repeat", "same", "permute", "pinned")
+"""What `inner` can apply to an inner run; k and a count its applications. The other rules say nothing new there."""
+_FAMILIES = (*_RULES, "inner")
 FORMS = (
-    ", ".join(f"{family}({_LETTER[family]})" if family in _LETTER else family for family in _RULES) + " or [0.0 0.1]"
+    ", ".join(f"{family}({_LETTER[family]})" if family in _LETTER else family for family in _FAMILIES) + " or [0.0 0.1]"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A rule with its argument, or an explicit plan. `str(schedule)` is the text form that `parse` reads."""
+    """A rule with its argument, or an explicit plan. `str(schedule)` is the text form that `parse` reads.
+
+    `inside` is the argument of `inner`: the schedule of every inner run.
+    """
 
     family: str
     argument: int | None = None
     explicit: Plan | None = None
+    inside: "Schedule | None" = None
 
     def __str__(self) -> str:
         if self.explicit is not None:
             return str(self.explicit)
-        return self.family if self.argument is None else f"{self.family}({self.argument})"
+        argument = self.argument if self.inside is None else self.inside
+        return self.family if argument is None else f"{self.family}({argument})"
 
     @property
     def k(self) -> int | None:
-        """The number of units a schedule of the grid is named by."""
+        """The number of units a schedule of the grid is named by; for `inner`, that of its inner runs."""
+        if self.inside is not None:
+            return self.inside.k
         return self.argument if _LETTER.get(self.family) in ("k", "a") else None
 
     def plan(self, full: FullPlan) -> Plan:
         """The plan for one model.
 
         Raises:
-            ValueError: The argument is out of range, or an index has no parameters, for this model.
+            ValueError: The argument is out of range, an index has no parameters, or the rule does not apply, for this
+                model.
         """
         if self.explicit is not None:
             plan = self.explicit
+        elif self.inside is not None:
+            plan = self._inner_plan(full, self.inside)
         else:
             self._check(full)
             plan = _RULES[self.family](full, self.argument or 0)
         self._check_indices(plan, full)
         return plan
 
-    def _check(self, full: FullPlan) -> None:
-        letter = _LETTER.get(self.family)
+    def _inner_plan(self, full: FullPlan, inside: "Schedule") -> Plan:
+        if full.inner is None:
+            raise ValueError(
+                f"schedule {self} needs a model with two levels. Got one whose units hold no inner run. Use {inside}."
+            )
+        inside._check(full.inner, str(self))
+        return joined(
+            _RULES[inside.family](full.within(stretch), inside.argument or 0) if block == full.inner_block else stretch
+            for unit in full.units
+            for block, stretch in block_runs(unit)
+        )
+
+    def _check(self, full: FullPlan, name: str = "") -> None:
+        name, letter = name or str(self), _LETTER.get(self.family)
+        if self.family in EXTENSIONS:
+            if self.argument is not None and self.argument <= full.M:
+                raise ValueError(f"schedule {name} needs a > {full.M}. Got {self.argument}.")
+            return
+        if self.family == "regrid" and not full.regrids:
+            raise ValueError(
+                f"schedule {name} needs one kind of unit, conditioned on the step size. Got a model without such a "
+                f"grid. Use prefix({self.argument})."
+            )
         if letter in ("k", "a") and self.argument is not None:
             low = full.kmid if self.family == "repeat_first" else 1
             if not low <= self.argument <= full.M:
-                raise ValueError(f"schedule {self} needs {low} <= {letter} <= {full.M}. Got {self.argument}.")
+                raise ValueError(f"schedule {name} needs {low} <= {letter} <= {full.M}. Got {self.argument}.")
 
     def _check_indices(self, plan: Plan, full: FullPlan) -> None:
-        blocks = {block for block, _ in full.plan}
         for application in plan:
-            if application.block not in blocks:
-                raise ValueError(f"schedule {self} names block {application.block}, but the model has {_span(blocks)}.")
+            if application.block not in full.blocks:
+                raise ValueError(
+                    f"schedule {self} names block {application.block}, but the model has {_span(full.blocks)}."
+                )
             if full.max_iteration is not None and application.iteration >= full.max_iteration:
                 raise ValueError(
                     f"schedule {self} needs iteration index {application.iteration}, but the model has "
@@ -263,23 +216,38 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> "Schedule":
-        """Reads `repeat(2)`, `full` or `[0.0 0.1 1.0]`.
+        """Reads `repeat(2)`, `full`, `inner(prefix(1))` or `[0.0 0.1 1.0]`.
 
         Raises:
             ValueError: Anything else, with a suggestion.
         """
-        stripped = text.strip()
-        if stripped.startswith("["):
+        found = cls._read(text.strip())
+        if found is None:
+            raise ValueError(f"cannot read schedule {text!r}.{_suggestion(text.strip())} Forms: {FORMS}.")
+        return found
+
+    @classmethod
+    def _read(cls, text: str) -> "Schedule | None":
+        if text.startswith("["):
             try:
-                return cls("explicit", explicit=Plan.parse(stripped))
+                return cls("explicit", explicit=Plan.parse(text))
             except ValueError:
-                raise ValueError(f"cannot read schedule {text!r}. Forms: {FORMS}.") from None
-        match = re.fullmatch(r"(\w+)(?:\((\d+)\))?", stripped)
-        family, argument = match.groups() if match else (stripped, None)
-        if family in _RULES and (family in _LETTER) == (argument is not None):
-            return cls(family, None if argument is None else int(argument))
-        hint = _suggestion(family, argument)
-        raise ValueError(f"cannot read schedule {text!r}.{hint} Forms: {FORMS}.")
+                return None
+        family, argument = _parts(text)
+        if family == "inner" and argument is not None:
+            inside = cls._read(argument)
+            return cls(family, inside=inside) if inside is not None and inside.family in INNER else None
+        if family not in _RULES or (family in _LETTER) != (argument is not None):
+            return None
+        if argument is None:
+            return cls(family)
+        return cls(family, int(argument)) if re.fullmatch(r"[0-9]+", argument) else None
+
+
+def _parts(text: str) -> tuple[str, str | None]:
+    """The family and what stands between its brackets."""
+    match = re.fullmatch(r"(\w+)(?:\((.+)\))?", text)
+    return (match.group(1), match.group(2)) if match else (text, None)
 
 
 def _span(blocks: Iterable[int]) -> str:
@@ -287,14 +255,24 @@ def _span(blocks: Iterable[int]) -> str:
     return f"block {names[0]}" if len(names) == 1 else f"blocks {names[0]}..{names[-1]}"
 
 
-def _suggestion(family: str, argument: str | None) -> str:
-    near = did_you_mean(family, list(_RULES))
-    name = re.search(r"'(\w+)'", near)
+def _suggestion(text: str) -> str:
+    near = _nearest(text, _FAMILIES)
+    return f" Did you mean {near!r}?" if near and near != text else ""
+
+
+def _nearest(text: str, families: Sequence[str]) -> str | None:
+    """The form nearest to an unreadable text, its number kept."""
+    family, argument = _parts(text)
+    name = re.search(r"'(\w+)'", did_you_mean(family, list(families)))
     if name is None:
-        return ""
+        return None
     word = name.group(1)
-    form = f"{word}({argument or _LETTER[word]})" if word in _LETTER else word
-    return f" Did you mean {form!r}?"
+    if word == "inner":
+        argument = _nearest(argument, INNER) if argument else "prefix(k)"
+        return f"inner({argument})" if argument else None
+    if word not in _LETTER:
+        return word
+    return f"{word}({argument if argument and re.fullmatch(r'[0-9]+', argument) else _LETTER[word]})"
 
 
 def full() -> Schedule:
@@ -352,7 +330,33 @@ def pass_major() -> Schedule:
     return Schedule("pass_major")
 
 
-CONTROLS = ("suffix", "permute", "pinned", "order")
+def regrid(k: int) -> Schedule:
+    """k larger steps to the trained end time, for a model conditioned on the step size."""
+    return Schedule("regrid", k)
+
+
+def extend_last(a: int) -> Schedule:
+    """The full plan, then its last unit again, a units in all."""
+    return Schedule("extend_last", a)
+
+
+def extend_cycle(a: int) -> Schedule:
+    """The full plan, then its last run in a cycle, a units in all."""
+    return Schedule("extend_cycle", a)
+
+
+def inner(inside: Schedule) -> Schedule:
+    """`inside` applied to every inner run of a two-level model.
+
+    Raises:
+        ValueError: A family that says nothing about an inner run.
+    """
+    if inside.family not in INNER:
+        raise ValueError(f"inner: the schedule must be one of {', '.join(INNER)}. Got {inside}. Use inner(prefix(1)).")
+    return Schedule("inner", inside=inside)
+
+
+CONTROLS = ("suffix", "factorial", "permute", "pinned", "order", "regrid", "inner")
 """Families that `--controls` can name; full, prefix and repeat always run, because the decomposition needs them."""
 
 
@@ -362,6 +366,7 @@ def default_schedules(
     grid: Sequence[int] | None = None,
     controls: Sequence[str] | None = None,
     permutations: int = 4,
+    extend: Sequence[int] = (),
     extra: Sequence[Schedule] = (),
     landmarks: bool = True,
 ) -> tuple[Schedule, ...]:
@@ -370,25 +375,29 @@ def default_schedules(
     Args:
         grid: Numbers of units; None is the model's default grid.
         controls: Families besides full, prefix and repeat; None is all.
+        extend: Numbers of units above M, each reached in both ways.
         extra: Further schedules, by name.
         landmarks: Add k = 1 and kmid, which the decomposition needs.
 
     Raises:
-        ValueError: A grid value outside 1..M, an unknown control, or an extra schedule that the model cannot run.
+        ValueError: A grid value outside 1..M, an extension that is none, an unknown control, or an extra schedule that
+            the model cannot run.
     """
     ks = check_grid(model, grid)
-    chosen = CONTROLS if controls is None else tuple(controls)
-    for control in chosen:
-        if control not in CONTROLS:
-            hint = did_you_mean(control, list(CONTROLS))
-            raise ValueError(f"--controls must be names out of {', '.join(CONTROLS)}. Got {control!r}.{hint}")
+    _check_extend(model, extend)
+    chosen = _check_controls(controls)
+    factorial = _factorial_cells(model) if "factorial" in chosen else []
     first, middle = ({1}, {1, model.kmid}) if landmarks else (set(), set())
-    rows = [full(), *(prefix(k) for k in sorted({*first, *ks}))]
+    rows = [full(), *(prefix(k) for k in sorted({*first, *ks, *({model.kmid} if factorial else ())}))]
     rows += [suffix(k) for k in ks] if "suffix" in chosen else []
     rows += [repeat(k) for k in sorted({*middle, *ks})]
+    rows += factorial
     rows += permutes(model, permutations) if "permute" in chosen else []
     rows += [pinned(0)] if "pinned" in chosen else []
     rows += [_other_order(model)] if "order" in chosen else []
+    rows += [regrid(k) for k in ks if model.regrids] if "regrid" in chosen else []
+    rows += _inner_rows(model) if "inner" in chosen else []
+    rows += [Schedule(family, a) for a in sorted(set(extend)) for family in EXTENSIONS]
     for schedule in extra:
         schedule.plan(model)
         schedule.check_read(model)
@@ -404,7 +413,38 @@ def check_grid(model: FullPlan, grid: Sequence[int] | None) -> tuple[int, ...]:
     return tuple(sorted(set(grid)))
 
 
+def _check_extend(model: FullPlan, extend: Sequence[int]) -> None:
+    if any(a <= model.M for a in extend):
+        raise ValueError(
+            f"--extend must be whole numbers above {model.M}, the units of the full plan. "
+            f"Got {','.join(map(str, extend))!r}."
+        )
+
+
+def _check_controls(controls: Sequence[str] | None) -> tuple[str, ...]:
+    chosen = CONTROLS if controls is None else tuple(controls)
+    for control in chosen:
+        if control not in CONTROLS:
+            hint = did_you_mean(control, list(CONTROLS))
+            raise ValueError(f"--controls must be names out of {', '.join(CONTROLS)}. Got {control!r}.{hint}")
+    return chosen
+
+
+def _factorial_cells(model: FullPlan) -> list[Schedule]:
+    """Count by index on the first run, where it is longer than one unit and not everything."""
+    if not 2 <= model.kmid < model.M:
+        return []
+    return [same(model.kmid), cyclic(model.M), repeat_first(model.M)]
+
+
+def _inner_rows(model: FullPlan) -> list[Schedule]:
+    run = model.inner
+    return [] if run is None else [inner(prefix(k)) for k in run.default_grid() if k < run.M]
+
+
 def _is_full_by_law(schedule: Schedule, model: FullPlan) -> bool:
+    if schedule.family == "regrid":
+        return schedule.plan(model) == model.plan
     return schedule.family in ("prefix", "suffix", "repeat") and schedule.argument == model.M
 
 
@@ -419,7 +459,7 @@ def permutes(model: FullPlan, count: int, *, tries: int = 200) -> list[Schedule]
     """
     seen = {model.word(model.plan)}
     found: list[Schedule] = []
-    varied = any(len({model.word(unit) for unit in run}) > 1 for run in _runs(model.units))
+    varied = any(len({model.word(unit) for unit in run}) > 1 for run in runs(model.units))
     for seed in range(tries if varied else 0):
         if len(found) == count:
             break
@@ -439,7 +479,6 @@ def schedule_map(model: FullPlan, schedules: Sequence[Schedule]) -> tuple[Schedu
         word = model.word(plan)
         twin = first.setdefault(word, schedule)
         same_as = None if twin is schedule else str(twin)
-        reason = sameness(model, plan, twin) if same_as else None if schedule.written(model) else NOT_WRITTEN
         rows.append(
             ScheduleEntry(
                 name=str(schedule),
@@ -448,84 +487,36 @@ def schedule_map(model: FullPlan, schedules: Sequence[Schedule]) -> tuple[Schedu
                 plan=str(plan),
                 word=str(Plan.of(word)),
                 applications=len(plan),
-                units=_units_in(plan, model),
+                units=_units_in(schedule, plan, model),
                 distinct=len(set(plan)),
                 same_as=same_as,
-                reason=reason,
+                reason=_reason(model, schedule, plan, twin),
             )
         )
     return tuple(rows)
 
 
+def _reason(model: FullPlan, schedule: Schedule, plan: Plan, twin: Schedule) -> str | None:
+    if twin is schedule:
+        return None if schedule.written(model) else NOT_WRITTEN
+    if schedule.family == "layer_major" and len(model.blocks) == 1 and not model.layer_view:
+        return NO_LAYER_VIEW
+    return sameness(model, plan, twin)
+
+
 def sameness(model: FullPlan, plan: Plan, twin: Schedule) -> str:
     """Why a plan has the word of `twin`: it is that plan, or its blocks do not see the index that differs."""
     indexed = {(block, model.operator_class(block, iteration)) for block, iteration in model.plan}
-    blocks = {block for block, _ in model.plan}
-    if plan == twin.plan(model) or len(indexed) > len(blocks):
+    if plan == twin.plan(model) or len(indexed) > len(model.blocks):
         return same_plan(str(twin))
     return NO_INDEX
 
 
-def trivial_contrasts(rows: Sequence[ScheduleEntry]) -> dict[tuple[str, str], str]:
-    """Reasons for contrasts of a control that coincides with a schedule of another family, keyed by (plus, minus).
-
-    Where repeat(k) is the full plan, prefix(k) - repeat(k) is the depth curve under another name.
-    """
-    families = {row.name: row.family for row in rows}
-    trivial = {row.name: row.reason for row in rows if row.same_as and families[row.same_as] != row.family}
-    pairs = ((plus.name, minus.name) for plus in rows for minus in rows)
-    return {(plus, minus): reason for plus, minus in pairs if (reason := trivial.get(plus) or trivial.get(minus))}
-
-
-def _units_in(plan: Plan, model: FullPlan) -> int:
+def _units_in(schedule: Schedule, plan: Plan, model: FullPlan) -> int:
+    """Units of a plan; for `inner`, those of one inner run."""
+    if schedule.inside is not None and model.inner is not None:
+        return len(schedule.inside.plan(model.inner))
     return len(plan) * model.M // len(model.plan)
-
-
-def trie(words: dict[str, tuple[Plan, Word]]) -> PlanNode:
-    """The tree of all distinct prefixes of the words, children in the order of the depth-first walk.
-
-    Args:
-        words: Schedule name -> its plan and word. Where words share a prefix, the plan named first is run.
-    """
-    root = PlanNode(None)
-    index: dict[int, dict[tuple[int, int], PlanNode]] = {id(root): {}}
-    for name, (plan, word) in words.items():
-        node = root
-        for application, letter in zip(plan, word, strict=True):
-            children = index[id(node)]
-            if letter not in children:
-                children[letter] = child = PlanNode(Application(*application))
-                index[id(child)] = {}
-                node.children.append(child)
-            node = children[letter]
-        node.wanted.append(name)
-    _order(root)
-    return root
-
-
-def _order(node: PlanNode) -> int:
-    """Sorts children so that the one needing most states comes last; returns the states this subtree needs."""
-    needs = sorted(((_order(child), i) for i, child in enumerate(node.children)), key=lambda pair: pair[0])
-    node.children = [node.children[i] for _, i in needs]
-    if not needs:
-        return 1
-    kept = [1 + need for need, _ in needs[:-1]]  # the node's own state waits for the later children
-    return max([needs[-1][0], *kept])
-
-
-def live_states(root: PlanNode) -> int:
-    """Most states held at once by the depth-first walk, the initial one included: the trie's Horton-Strahler number."""
-    return _order(root)
-
-
-def minimal_applications(words: Iterable[Sequence[tuple[int, int]]]) -> int:
-    """Fewest applications that make every word: the number of their distinct non-empty prefixes."""
-    return len({tuple(word[:n]) for word in words for n in range(1, len(word) + 1)})
-
-
-def naive_applications(plans: Iterable[Plan]) -> int:
-    """Applications when every distinct plan is run alone from the initial state."""
-    return sum(len(plan) for plan in set(plans))
 
 
 def plan_words(model: FullPlan, schedules: Iterable[Schedule]) -> dict[str, Word]:

@@ -21,10 +21,11 @@ from rich.markup import escape
 import looplab
 from looplab._config import config_hash
 from looplab.audit.case import MODEL, Case, Name
+from looplab.audit.compare import Summary, compare, summary
 from looplab.audit.config import DEFAULT_PROBES, AuditConfig
 from looplab.audit.folder import LEDGER, AuditFolder, FolderBusyError
 from looplab.audit.footprint import GIB, SPOOL_BYTES, Footprint, footprint
-from looplab.audit.protocol import AuditPlan, CannotAudit, plan_audit
+from looplab.audit.protocol import AuditPlan, CannotAudit, Measurement, plan_audit
 from looplab.audit.result import DENSE_MESSAGE, RESULTS, AuditResult, ModelCard, ScheduleEntry, SelfTest
 from looplab.audit.schedules import full_plan
 from looplab.audit.self_tests import NonFiniteError, SelfTestError
@@ -39,7 +40,7 @@ from looplab.data.tokenizers import Tokenizer, load_tokenizer
 from looplab.executors import Executor, WorkerDied, executor
 from looplab.interop import LoadedModel
 from looplab.records import Level, dump_json, write_atomic
-from looplab.report import write_report
+from looplab.report import write_comparison, write_report
 
 Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
 NONE = "none"
@@ -55,8 +56,9 @@ class Options:
     The same command in the same folder prints a finished audit again.
     """
 
-    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
-    """A checkpoint folder, or the name of a built-in checkpoint (see `looplab list`)."""
+    models: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="MODEL [MODEL ...]")]
+    """Checkpoint folders, or names of built-in checkpoints (see `looplab list`). Several are audited one after another,
+    each in a folder of its own below --out, and compared on one page."""
     data: Repeated = ()
     """NAME=PATH of a .txt, .jsonl or .parquet file; may be given several times. Default: the built-in corpus."""
     calibration: Repeated = ()
@@ -151,11 +153,19 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     options = tyro.cli(Options, args=list(argv), prog="looplab audit")
     command = shlex.join(["looplab", "audit", *argv])
-    plan = _plan(options)
     watcher = ProgressLines(quiet=options.quiet)
-    with user_error(exit_codes.USAGE, (ValueError,)):
-        allowed = memory_bytes(options.memory)
-    sizes = _fitting(plan, allowed, options)
+    try:
+        if len(options.models) == 1:
+            return _one(options, watcher, command)
+        return _several(options, watcher, command)
+    except KeyboardInterrupt:
+        print(f"Interrupted. To go on: {command}", file=sys.stderr)
+        raise
+
+
+def _one(options: Options, watcher: "ProgressLines", command: str) -> int:
+    plan = _plan(options, options.models[0])
+    sizes = _fitting(plan, options)
     if options.dry_run:
         print("\n".join(dry_run_lines(plan, sizes)))
         return exit_codes.DONE
@@ -163,14 +173,50 @@ def main(argv: Sequence[str]) -> int:
     with user_error(exit_codes.BUSY, (FolderBusyError,)), AuditFolder(options.out) as folder:
         facts = manifest_facts(plan, command)
         result = folder.claim(settings(plan, options), scope(plan), facts, fresh=options.fresh)
-        try:
-            result = result or _run(plan, folder, options, watcher, command, beside)
-        except KeyboardInterrupt:
-            print(f"Interrupted. To go on: {command}", file=sys.stderr)
-            raise
+        if result is None:
+            measurement = _measure(plan, options.models[0], folder, options, watcher)
+            result = _write(measurement, folder, options, watcher, command, beside)
     print(result)
     print(f"Report: {options.out / 'report.html'}")
-    return exit_code(result, options.fail_on)
+    return exit_code([result], options.fail_on)
+
+
+def _several(options: Options, watcher: "ProgressLines", command: str) -> int:
+    """Audits every model in a folder of its own, then compares them."""
+    if not options.models:
+        raise UserError("MODEL must be a checkpoint folder or a built-in name. Got none. Name one.", exit_codes.USAGE)
+    if options.beside:
+        raise UserError(
+            "--beside takes one MODEL. Got several, which are shown side by side already.", exit_codes.USAGE
+        )
+    summaries: dict[str, Summary] = {}
+    for model, name in zip(options.models, _folder_names(options.models), strict=True):
+        plan = _plan(options, model)
+        own = shlex.join(["looplab", "audit", model])
+        sizes = _fitting(plan, options)
+        if options.dry_run:
+            print("\n".join(dry_run_lines(plan, sizes)))
+            continue
+        with user_error(exit_codes.BUSY, (FolderBusyError,)), AuditFolder(options.out / name) as folder:
+            done = folder.claim(settings(plan, options), scope(plan), manifest_facts(plan, own), fresh=options.fresh)
+            measurement = _measure(plan, model, folder, options, watcher)
+            result = done or _write(measurement, folder, options, watcher, own, ())
+            summaries[name] = summary(measurement, result)
+    if options.dry_run:
+        return exit_codes.DONE
+    with user_error(exit_codes.DATA, (DataError,)):
+        comparison = compare(summaries, command)
+    results = [each.result for each in summaries.values()]
+    page = write_comparison(comparison, results, options.out)
+    print(comparison)
+    print(f"Report: {page}")
+    return exit_code(results, options.fail_on)
+
+
+def _folder_names(models: Sequence[str]) -> list[str]:
+    """A folder name for every model: the last part of its path, numbered where several share one."""
+    names = [Path(model).resolve().name if Path(model).exists() else model.replace("/", "-") for model in models]
+    return [f"{name}-{names[:i].count(name) + 1}" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 
 def _finished(folder: Path) -> AuditResult:
@@ -183,14 +229,13 @@ def _finished(folder: Path) -> AuditResult:
     raise UserError(message, exit_codes.DATA)
 
 
-def exit_code(result: AuditResult, fail_on: str) -> int:
-    """6 if a finding reaches the level of `--fail-on`, else 0."""
-    worst = result.worst()
+def exit_code(results: Sequence[AuditResult], fail_on: str) -> int:
+    """6 if a finding of any audit reaches the level of `--fail-on`, else 0."""
     failing = {"none": (), "warning": (Level.WARNING, Level.FAILURE), "failure": (Level.FAILURE,)}[fail_on]
-    return exit_codes.FINDING if worst in failing else exit_codes.DONE
+    return exit_codes.FINDING if any(result.worst() in failing for result in results) else exit_codes.DONE
 
 
-def _plan(options: Options) -> AuditPlan:
+def _plan(options: Options, model: str) -> AuditPlan:
     if options.batch_tokens < 1:
         raise UserError(f"--batch-tokens must be at least 1. Got {options.batch_tokens}.", exit_codes.USAGE)
     with user_error(exit_codes.USAGE, (ValueError,)):
@@ -198,7 +243,7 @@ def _plan(options: Options) -> AuditPlan:
         sources = named_paths("--data", options.data)
         calibrations = named_paths("--calibration", options.calibration)
     device = _device(options.device)
-    loaded = _load(options.model, options, device)
+    loaded = _load(model, options, device)
     with user_error(exit_codes.USAGE, (ValueError,)):
         config = _with_grid(config, options.grid, loaded.model.spec)
     wanted = options.control or loaded.control or NONE
@@ -334,35 +379,42 @@ def manifest_facts(plan: AuditPlan, command: str) -> dict[str, Any]:
     }
 
 
-def _cases(options: Options) -> dict[Name, Case]:
+def _cases(options: Options, model: str) -> dict[Name, Case]:
     """The cases of an audit, made in a worker process."""
-    return _plan(options).cases
+    return _plan(options, model).cases
 
 
-def _run(
-    plan: AuditPlan,
-    folder: AuditFolder,
-    options: Options,
-    watcher: "ProgressLines",
-    command: str,
-    beside: Sequence[AuditResult],
-) -> AuditResult:
-    """Does what the folder lacks and writes its files, the numbers last."""
+def _measure(
+    plan: AuditPlan, model: str, folder: AuditFolder, options: Options, watcher: "ProgressLines"
+) -> Measurement:
+    """Does what the folder lacks."""
     with (
         watcher.shown(),
         user_error(exit_codes.DATA, (DataError, NonFiniteError)),
         user_error(exit_codes.SELF_TEST, (SelfTestError,)),
         user_error(exit_codes.UNEXPECTED, (WorkerDied,)),
     ):
-        measurement = plan.measure(
+        return plan.measure(
             folder.journal,
             executor=_executor(options),
-            make=partial(_cases, options),
+            make=partial(_cases, options, model),
             watcher=watcher,
             keep_tokens=not options.no_tokens,
             keep_hidden=options.keep_partial,
             spool_bytes=_spool_bytes(memory_bytes(options.memory)),
         )
+
+
+def _write(
+    measurement: Measurement,
+    folder: AuditFolder,
+    options: Options,
+    watcher: "ProgressLines",
+    command: str,
+    beside: Sequence[AuditResult],
+) -> AuditResult:
+    """Writes the files of an audit, the numbers last."""
+    with watcher.shown():
         result = measurement.result(command)
         watcher.advanced("report", "", 0, 1, "")
         collected = {domain: part for (role, domain), part in measurement.collected.items() if role == MODEL}
@@ -403,8 +455,10 @@ def _spool_bytes(allowed: int) -> int:
     return min(SPOOL_BYTES, allowed // 8)
 
 
-def _fitting(plan: AuditPlan, allowed: int, options: Options) -> dict[Name, Footprint]:
+def _fitting(plan: AuditPlan, options: Options) -> dict[Name, Footprint]:
     """The footprint of every case; refuses what does not fit."""
+    with user_error(exit_codes.USAGE, (ValueError,)):
+        allowed = memory_bytes(options.memory)
     sizes = {name: footprint(case, spool_bytes=_spool_bytes(allowed)) for name, case in plan.cases.items()}
     least, memory = (max(getattr(size, name) for size in sizes.values()) for name in ("least", "memory"))
     given = _size(allowed) if options.memory == "auto" else options.memory
