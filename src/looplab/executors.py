@@ -625,7 +625,7 @@ def _interrupts_held() -> Iterator[None]:
 
 @contextmanager
 def _loopback(ray: Any, *, only: bool) -> Iterator[None]:
-    """`only`: a cluster started inside is out of reach of other machines, as on macOS; on Linux Ray opens all interfaces."""
+    """`only`: a cluster started inside is out of reach of other machines, as on macOS; on Linux Ray opens all ports."""
     constants = ray._private.ray_constants
     before = constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = before and not only

@@ -196,7 +196,7 @@ def _depth_value(part: Measured, card: ModelCard) -> DepthValue | None:
         unmeasured=part.unmeasured,
         trained_units=card.trained_units,
         config=part.config,
-        context_tokens=spec.max_positions or longest,
+        context_tokens=longest,
         itemsize=weights.element_size(),
     )
 

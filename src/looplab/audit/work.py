@@ -247,7 +247,7 @@ class Work:
         pool.progress = lambda schedule, n: self.watcher.advanced(
             phase, _title(sent[-1]), finished + n, total, schedule
         )
-        for outcome in self.executor.run(perform, _noted(tasks, sent), shared=pool):
+        for outcome in self.executor.run(perform, _noted(tasks, sent), shared=pool, describe=str):
             task, (parts, ledger) = sent[outcome.index], outcome.value
             for key, part in parts:
                 self.journal.put(key, part)
