@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from looplab._config import from_dict
+
 SCHEMA_VERSION = 1
 
 
@@ -158,3 +160,207 @@ class RunRecord:
                 f"RunRecord.schema must be {SCHEMA_VERSION}. Got {got}. Read it with the version that wrote it."
             )
         return cls(**_numbers(data, "num_steps", "window", "loss", "eval_steps", "seconds"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule:
+    """How an interval becomes a word, fixed before anything runs; `looplab.studies.rules` applies it."""
+
+    name: str
+    """above, below, between, exact: of one arm; greater: of two; equivalent: of one or two; spread: of several."""
+    numbers: tuple[float, ...] = ()
+    """Thresholds; none for an equivalence within the audit's own margin."""
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{number:g}' for number in self.numbers)})" if self.numbers else self.name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a rule looks at: one quantity of one arm, or of several."""
+
+    label: str
+    quantity: str
+    """Name of the `StudyRow`."""
+    arms: tuple[str, ...]
+    rule: Rule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Published:
+    """A figure of somebody else's, with its source; never an average of two."""
+
+    figure: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One sentence that a study decides: every word here is fixed before the first arm runs."""
+
+    id: str
+    origin: str
+    """published, ours: a prediction of our own, question: no direction taken beforehand."""
+    quote: str
+    """The words of the source; empty for `ours`."""
+    statement: str
+    unit: str
+    scope: str
+    """recipe: needs training seeds; checkpoint: about these weights only."""
+    parts: tuple[Part, ...]
+    """Supported if every part is; not supported if one part is not."""
+    where_identifiable: bool = False
+    """Parts whose quantity cannot be told apart do not count, unless none is left."""
+    guard: str = ""
+    published: tuple[Published, ...] = ()
+    contradicted_by: tuple[Published, ...] = ()
+
+    @property
+    def rule(self) -> str:
+        """The rule of all parts, or of each, in words."""
+        rules = list(dict.fromkeys(str(part.rule) for part in self.parts))
+        if len(rules) > 1:
+            return "; ".join(f"{part.label}: {part.rule}" for part in self.parts)
+        if len(self.parts) == 1:
+            return rules[0] if len(self.parts[0].arms) == 1 else f"{rules[0]}: {self.parts[0].label}"
+        return f"{rules[0]} in every {'identifiable part' if self.where_identifiable else 'part'}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartResult:
+    """What one part of a claim came to. `low` and `high` are at `level`; None where nothing can be told."""
+
+    label: str
+    value: float | None
+    low: float | None
+    high: float | None
+    level: float
+    seeds: tuple[float, ...]
+    """The value for each training seed; empty where none was trained."""
+    word: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClaimResult:
+    """A claim with its word: supported, not supported, undecided, or not identifiable at this scale."""
+
+    claim: Claim
+    parts: tuple[PartResult, ...]
+    word: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyRow:
+    """One quantity of one arm and seed, with its document intervals at 95 % and 90 %."""
+
+    arm: str
+    seed: int | None
+    quantity: str
+    unit: str
+    """nats, share, factor or fact."""
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    low90: float | None = None
+    high90: float | None = None
+    margin: float | None = None
+    """Of an equivalence to zero."""
+    word: str = ""
+    """The audit's own word."""
+    reason: str = ""
+    """Why there is no value."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyArm:
+    """One arm with one seed: what was run, and where its own report lies (relative to the study's folder)."""
+
+    name: str
+    title: str
+    seed: int | None
+    audit: str
+    sentence: str
+    """The audit's verdict."""
+    facts: dict[str, str]
+    """Hashes and counts, those that must be equal among them."""
+
+    @property
+    def label(self) -> str:
+        """Name and seed."""
+        return self.name if self.seed is None else f"{self.name}, seed {self.seed}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Matched:
+    """One thing that all arms of a seed must share."""
+
+    name: str
+    equal: bool
+    values: dict[str, str]
+    """Arm -> what it had."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyPlot:
+    """Quantities to draw side by side, arm by arm."""
+
+    name: str
+    title: str
+    quantities: tuple[str, ...]
+    line: float | None = None
+    """A threshold, in the quantities' unit."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """A finished study, without times: equal inputs give equal bytes."""
+
+    study: str
+    version: int
+    scale: str
+    question: str
+    references: tuple[str, ...]
+    predictions: str
+    """SHA-256 of predictions.json, which was written before the first arm ran."""
+    arms: tuple[StudyArm, ...]
+    rows: tuple[StudyRow, ...]
+    claims: tuple[ClaimResult, ...]
+    matched: tuple[Matched, ...]
+    columns: tuple[str, ...]
+    """Quantities of the table of arms, in order."""
+    plots: tuple[StudyPlot, ...]
+    notes: tuple[str, ...]
+    versions: dict[str, str]
+    command: str
+    schema: int = SCHEMA_VERSION
+
+    def row(self, arm: str, seed: int | None, quantity: str) -> StudyRow | None:
+        """The row of one arm, or None where the arm has no such quantity."""
+        found = (r for r in self.rows if (r.arm, r.seed, r.quantity) == (arm, seed, quantity))
+        return next(found, None)
+
+    def counts(self) -> str:
+        """`3 supported, 1 undecided`."""
+        words = [claim.word for claim in self.claims]
+        return ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+
+    def __str__(self) -> str:
+        lines = [f"study {self.study} at scale {self.scale}: {self.counts()}", ""]
+        for result in self.claims:
+            reason = f" ({result.reason})" if result.reason else ""
+            lines.append(f"{result.claim.id:<18} {result.word}{reason}")
+            lines.append(f"{'':<18} {result.claim.statement} Rule: {result.claim.rule}.")
+        return "\n".join([*lines, "", *self.notes])
+
+    @classmethod
+    def from_json(cls, text: str) -> "StudyResult":
+        """The result that `dump_json` wrote.
+
+        Raises:
+            ValueError: A schema that this version does not know.
+        """
+        data = json.loads(text)
+        if data.get("schema") != SCHEMA_VERSION:
+            raise ValueError(f"study: results.json must have schema {SCHEMA_VERSION}. Got {data.get('schema')!r}.")
+        return from_dict(cls, data)

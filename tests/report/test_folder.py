@@ -16,5 +16,5 @@ def test_the_folder_holds_page_tables_and_every_figure_and_repeats_byte_for_byte
     assert page == tmp_path / "one" / "report.html"
     found = contents(tmp_path / "one")
     names = {f"figures/{name}.{kind}" for name in plates(single_core()) for kind in ("svg", "pdf")}
-    assert set(found) == names | {"report.html", "tables.tex"}
+    assert set(found) == names | {"report.html", "tables.tex", "depth_card.md", "depth_card.json"}
     assert found == contents(tmp_path / "two")

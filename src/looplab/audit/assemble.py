@@ -116,9 +116,18 @@ class Measured:
 
 
 def domain_result(
-    part: Measured, controlled: Measured | None, control_card: ModelCard | None, card: ModelCard
+    part: Measured,
+    controlled: Measured | None,
+    control_card: ModelCard | None,
+    card: ModelCard,
+    milliseconds: Mapping[str, float] | None = None,
 ) -> DomainResult:
-    """Statistics and verdict of one domain; `controlled` is the dense control on the same documents."""
+    """Statistics and verdict of one domain.
+
+    Args:
+        controlled: The dense control on the same documents.
+        milliseconds: Schedule -> measured milliseconds per token, where the result is to hold times.
+    """
     full, losses = part.subject.full, part.losses
     dense = is_dense(full)
     split: tuple[Decomposition, ...] = ()
@@ -150,7 +159,7 @@ def domain_result(
         factorials=square,
         no_factorial=no_square,
         strata=() if dense else _strata(part),
-        depth_value=_depth_value(part, card),
+        depth_value=_depth_value(part, card, milliseconds),
     )
 
 
@@ -179,14 +188,13 @@ def _strata(part: Measured) -> tuple[Stratum, ...]:
     }
     place = split.owners.numpy() * len(BUCKETS) + position_buckets(split.positions.numpy())
     tokens = np.bincount(place, minlength=len(split.documents) * len(BUCKETS)).reshape(-1, len(BUCKETS))
-    lengths = np.array([len(document.tokens) for document in split.documents])
-    sums = StratumSums(losses=losses, tokens=tokens, lengths=lengths, seeds=part.subject.seeds)
+    sums = StratumSums(losses=losses, tokens=tokens, lengths=split.lengths, seeds=part.subject.seeds)
     return strata(sums, domain=part.domain.name, **_structure(part))
 
 
-def _depth_value(part: Measured, card: ModelCard) -> DepthValue | None:
+def _depth_value(part: Measured, card: ModelCard, milliseconds: Mapping[str, float] | None) -> DepthValue | None:
     spec, weights = part.subject.runner.spec, part.subject.runner.weights
-    longest = max(len(document.tokens) for document in part.domain.evaluation.documents)
+    longest = max(len(row.tokens) for row in part.domain.evaluation.rows)
     return depth_value(
         part.losses,
         part.subject.rows,
@@ -198,6 +206,7 @@ def _depth_value(part: Measured, card: ModelCard) -> DepthValue | None:
         config=part.config,
         context_tokens=longest,
         itemsize=weights.element_size(),
+        milliseconds=milliseconds,
     )
 
 
@@ -207,6 +216,8 @@ def _gains(part: Measured) -> tuple[ProbeGain, ...]:
 
 
 def _gaps_per_byte(part: Measured) -> dict[str, Estimate]:
+    if not part.losses.num_bytes:
+        return {}  # grids
     units = part.subject.full.M
     return gaps_per_byte(part.losses, grid=part.grid, units=units, reasons=part.reasons, config=part.config)
 
@@ -254,12 +265,12 @@ def _document_counts(part: Measured) -> DocumentCounts:
         calibration=len(calibration.documents),
         evaluation_tokens=evaluation.tokens,
         calibration_tokens=calibration.tokens,
-        evaluation_bytes=int(evaluation.text_bytes.sum()),
+        evaluation_bytes=int(evaluation.text_bytes.sum()) or None,
         affine_tokens=calibration.head(part.config.affine_tokens).tokens if affine else 0,
-        longest=max(len(document.tokens) for document in everything),
+        longest=int(max(evaluation.lengths.max(), calibration.lengths.max())),
         cut=sum(document.cut for document in everything),
         overlap=domain.overlap,
-        padding=evaluation.padding(part.case.batch_tokens),
+        padding=evaluation.padding(part.case.batch_tokens, padded=part.subject.runner.pads),
     )
 
 
@@ -277,7 +288,7 @@ def _schedule_results(part: Measured) -> tuple[ScheduleResult, ...]:
 
 def _schedule_result(part: Measured, name: str, k: int | None, references: Mapping[str, Reference]) -> ScheduleResult:
     losses, kept, fit = part.losses, part.scores[name], part.fits[name]
-    per_byte = losses.tokens / losses.num_bytes if losses.num_bytes else 0.0
+    per_byte = losses.tokens / losses.num_bytes if losses.num_bytes else None
     return ScheduleResult(
         name=name,
         k=k,
@@ -286,7 +297,7 @@ def _schedule_result(part: Measured, name: str, k: int | None, references: Mappi
             ProbeLoss(
                 probe=readout,
                 loss=losses.estimate({(readout, name): 1.0}, part.config.level),
-                per_byte=losses.points[readout, name] * per_byte,
+                per_byte=None if per_byte is None else losses.points[readout, name] * per_byte,
                 seeds=tuple(losses.tables[name].seeds[readout]),
             )
             for readout in losses.readouts

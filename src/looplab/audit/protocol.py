@@ -34,16 +34,17 @@ from looplab.audit.collect import Collected, collect, schedule_sums
 from looplab.audit.config import AuditConfig
 from looplab.audit.control import dense_depths
 from looplab.audit.decompose import gap_findings
-from looplab.audit.documents import Domain, prepare
+from looplab.audit.documents import PUZZLE_IDS, Domain, check_domain_name, prepare
 from looplab.audit.findings import byte_tokens, domain_findings, geometry_findings, not_identifiable
 from looplab.audit.result import AuditCounts, AuditResult, ModelCard, PhaseCounts, SelfTest
 from looplab.audit.runner import Runner
 from looplab.audit.schedules import FullPlan, Schedule, check_grid, default_schedules, full_plan, schedule_map
 from looplab.audit.self_tests import run as run_self_tests
+from looplab.audit.timing import milliseconds
 from looplab.audit.verdict import agreements
 from looplab.audit.watch import Silent, Watcher
 from looplab.audit.work import Work, total_counts
-from looplab.data.documents import DataError, Document, DocumentSet
+from looplab.data.documents import DataError, Document, DocumentSet, Grid
 from looplab.data.tokenizers import ByteTokenizer, Tokenizer
 from looplab.executors import Executor, Serial
 from looplab.intervals import document_draws
@@ -55,7 +56,7 @@ __all__ = ["AuditConfig", "AuditPlan", "AuditResult", "CannotAudit", "audit_mode
 
 MAX_TOKENS = 1024
 
-Documents = Mapping[str, DocumentSet] | DocumentSet | Sequence[str | Document]
+Documents = Mapping[str, DocumentSet] | DocumentSet | Sequence[str | Document | Grid]
 
 
 class CannotAudit(ValueError):
@@ -64,12 +65,19 @@ class CannotAudit(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A model with the tokenizer it is read with."""
+    """A model with the tokenizer it is read with; None for a model of grids."""
 
     model: Any
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     name: str
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def scoring(self) -> str:
+        """What it predicts, in words."""
+        if self.tokenizer is None:
+            return "labels of grids"
+        return "next tokens" if self.model.mask_token is None else "masked tokens"
 
 
 def audit_model(
@@ -88,7 +96,8 @@ def audit_model(
 
     Args:
         model: What `looplab.load` returns, or any model of the contract.
-        documents: Domain name -> documents; a single set, or plain texts, are the domain "text".
+        documents: Domain name -> documents; a single set, or plain texts or grids, are the domain "text". A model that
+            is not causal and has no mask token is one of grids.
         config: What to run (default: `AuditConfig()`).
         tokenizer: Default: the loaded model's own; raw bytes for a vocabulary of at least 256.
         calibration: Domain name -> documents to calibrate on, instead of splitting that domain by hash.
@@ -133,7 +142,11 @@ def plan_audit(
     """Everything that is decided before anything runs; arguments and errors as in `audit_model`."""
     opened = _open(model, tokenizer, name)
     dense = None if control is None else _open(control, control_tokenizer or tokenizer, "")
+    if dense is not None:
+        _check_scoring(opened, dense)
     sets = _domain_sets(documents)
+    for domain in sets:
+        check_domain_name(domain)
     unknown = [name for name in calibration or {} if name not in sets]
     if unknown:
         raise ValueError(f"--calibration must name a domain of --data ({', '.join(sets)}). Got {unknown[0]!r}.")
@@ -165,7 +178,10 @@ def _open(model: Any, tokenizer: Tokenizer | None, name: str) -> Opened:
     inner = model.model if loaded else model
     tokenizer = tokenizer or (model.tokenizer if loaded else None)
     findings: tuple[Finding, ...] = ()
-    if tokenizer is None:
+    grids = not inner.spec.causal and inner.mask_token is None
+    if grids:
+        tokenizer = None
+    elif tokenizer is None:
         size = inner.spec.vocab[0]
         if size < 256:
             raise CannotAudit(
@@ -177,13 +193,26 @@ def _open(model: Any, tokenizer: Tokenizer | None, name: str) -> Opened:
     return Opened(inner.eval(), tokenizer, name or (model.folder.name if loaded else inner.spec.name), findings)
 
 
+def _check_scoring(opened: Opened, dense: Opened) -> None:
+    if opened.tokenizer is None:
+        raise CannotAudit(
+            f"--control compares gaps in nats per byte. Got {opened.name}, a model of grids, which have no bytes. "
+            "Leave it out."
+        )
+    if dense.scoring != opened.scoring:
+        raise CannotAudit(
+            f"--control must predict {opened.scoring}, as {opened.name} does. Got {dense.name}, which predicts "
+            f"{dense.scoring}. Leave it out or pass another checkpoint."
+        )
+
+
 def _domain_sets(documents: Documents) -> dict[str, DocumentSet]:
     if isinstance(documents, DocumentSet):
         return {"text": documents}
     if isinstance(documents, Mapping):
         return dict(documents)
-    made = tuple(text if isinstance(text, Document) else Document(text, line=i) for i, text in enumerate(documents, 1))
-    return {"text": DocumentSet("given texts", made, "")}
+    made = tuple(Document(text, line=i) if isinstance(text, str) else text for i, text in enumerate(documents, 1))
+    return {"text": DocumentSet("given documents", made, "")}
 
 
 def _subject(opened: Opened, config: AuditConfig) -> Subject:
@@ -253,11 +282,14 @@ def _domain(
         name,
         documents,
         opened.tokenizer,
+        mask_token=opened.model.mask_token,
+        puzzle_ids=opened.model.spec.extras.get(PUZZLE_IDS),
         seed=config.seed,
         evaluation=config.documents,
         calibration=config.calibration_documents,
         calibration_tokens=config.calibration_tokens,
         max_tokens=longest,
+        windows=config.windows,
         vocabulary=opened.model.spec.vocab[0],
         calibration_set=calibration,
         training=config.calibration_documents if FULL_RANK in config.probes else 0,
@@ -303,9 +335,13 @@ class AuditPlan:
 
     @property
     def documents(self) -> int:
-        """Documents that are walked, of all domains and splits."""
-        cases = [case for (role, _), case in self.cases.items() if role == MODEL]
-        return sum(len(case.split(name).documents) for case in cases for name in (*case.fitted_splits, EVALUATION))
+        """Documents that are walked, of all domains and splits; every window or masked pass of one counts."""
+        return self.walked(MODEL)
+
+    def walked(self, role: str) -> int:
+        """The same for one of the models."""
+        cases = [case for (own, _), case in self.cases.items() if own == role]
+        return sum(len(case.split(name).rows) for case in cases for name in (*case.fitted_splits, EVALUATION))
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -313,7 +349,8 @@ class AuditPlan:
         facts = {
             "model": self.card.weight_hash,
             "control": self.control_card.weight_hash if self.control_card else None,
-            "tokenizer": self.opened.tokenizer.hash,
+            "tokenizer": self.opened.tokenizer.hash if self.opened.tokenizer else None,
+            "mask_token": self.opened.model.mask_token,
             "dtype": self.card.dtype,
             "device": self.subject.runner.weights.device.type,
             "batch_tokens": self.batch_tokens,
@@ -408,14 +445,18 @@ class AuditPlan:
         journal.put(SELF_TESTS, Part(facts=facts))
 
 
-SELF_TESTS = ("self-tests",)
+SELF_TESTS, TIMES = ("self-tests",), ("times",)
 COUNTED = ("self-test", "calibrate", "fit", "evaluate", CONTROL)
 """Phases whose counts the result holds; whatever is done for the control is one of them."""
 
 
 def _card(opened: Opened, subject: Subject) -> ModelCard:
     return model_card(
-        subject.runner, subject.full, name=opened.name, source=opened.name, tokenizer=opened.tokenizer.name
+        subject.runner,
+        subject.full,
+        name=opened.name,
+        source=opened.name,
+        tokenizer=opened.tokenizer.name if opened.tokenizer else "none: grids of token ids",
     )
 
 
@@ -447,14 +488,32 @@ class Measurement:
             for (role, domain), part in self.collected.items()
         }
 
-    def result(self, command: str = "") -> AuditResult:
-        """Statistics and verdict; `command` is for the record."""
+    @cached_property
+    def milliseconds(self) -> dict[str, float]:
+        """Measured milliseconds per token of every depth; once per journal."""
+        if TIMES not in self.journal:
+            case = next(case for (role, _), case in self.plan.cases.items() if role == MODEL)
+            self.journal.put(TIMES, Part(facts=milliseconds(case)))
+        return self.journal.get(TIMES).facts
+
+    def result(self, command: str = "", *, times: bool = False) -> AuditResult:
+        """Statistics and verdict.
+
+        Args:
+            command: For the record.
+            times: Let the value of depth hold measured times; equal audits then no longer give equal bytes.
+        """
         plan, subject = self.plan, self.plan.subject
         with self._timed("statistics"):
             self.watcher.advanced("statistics", "", 0, 1, "")
+            measured_times = self.milliseconds if times else None
             results = tuple(
                 domain_result(
-                    self.measured[MODEL, name], self.measured.get((CONTROL, name)), plan.control_card, plan.card
+                    self.measured[MODEL, name],
+                    self.measured.get((CONTROL, name)),
+                    plan.control_card,
+                    plan.card,
+                    measured_times,
                 )
                 for name in plan.domains
             )
@@ -524,6 +583,6 @@ def _losses(part: Collected) -> Losses:
         {name: sums[own] for name, own in origin.items() if own in sums},
         draws,
         tokens=split.counts.astype(np.float64) * subject.seeds,
-        num_bytes=int(split.text_bytes.sum()) * subject.seeds,
+        num_bytes=int(split.text_bytes.sum()) * subject.seeds or None,
         weighting=config.weighting,
     )

@@ -25,6 +25,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "audit": Command("answer", "say what the depth of a model is worth, with intervals", "looplab.cli.audit"),
+    "study": Command("answer", "rerun a published claim set, with a word for every claim", "looplab.cli.study"),
     "train": Command("make", "train a model by a recipe", "looplab.cli.train"),
     "list": Command("look", "list models, presets, recipes and built-in checkpoints", "looplab.cli.list"),
     "describe": Command("look", "describe one model: plan, parameters, FLOPs, KV bytes", "looplab.cli.describe"),

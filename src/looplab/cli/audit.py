@@ -20,9 +20,10 @@ from rich.markup import escape
 
 import looplab
 from looplab._config import config_hash
-from looplab.audit.case import MODEL, Case, Name
+from looplab.audit.case import CONTROL, MODEL, Case, Name
 from looplab.audit.compare import Summary, compare, summary
 from looplab.audit.config import DEFAULT_PROBES, AuditConfig
+from looplab.audit.documents import check_domain_name
 from looplab.audit.folder import LEDGER, AuditFolder, FolderBusyError
 from looplab.audit.footprint import GIB, SPOOL_BYTES, Footprint, footprint
 from looplab.audit.protocol import AuditPlan, CannotAudit, Measurement, plan_audit
@@ -93,6 +94,8 @@ class Options:
     """Calibration documents per domain, at most."""
     max_tokens: int | None = None
     """Longest document in tokens. Default: 1024, or the trained context where that is shorter."""
+    windows: int = 1
+    """Most windows of a text that is longer than that; each goes on where the one before ended."""
     calibration_tokens: int = 50_000
     """Calibration tokens per domain, at most; whole documents."""
     affine_tokens: int = 12_000
@@ -131,6 +134,9 @@ class Options:
     """Folder of a finished audit to show beside this one; may be given several times."""
     no_tokens: tyro.conf.FlagCreatePairsOff[bool] = False
     """Leave out tokens.parquet."""
+    time: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Write measured milliseconds into results and report, which then no longer repeat byte for byte. They are always
+    in ledger.json."""
     keep_partial: tyro.conf.FlagCreatePairsOff[bool] = False
     """Keep the hidden states of calibration documents too; they are large and can be made again."""
     memory: str = "auto"
@@ -329,8 +335,7 @@ def named_paths(option: str, entries: Sequence[str]) -> dict[str, str]:
         name, separator, path = entry.partition("=")
         if not separator or not name or not path:
             raise ValueError(f"{option} must be NAME=PATH. Got {entry!r}. Write text={entry}.")
-        if "/" in name or name.startswith("."):  # names of files are made of it
-            raise ValueError(f"{option} NAME must be a plain file name. Got {name!r}. Leave out / and a leading dot.")
+        check_domain_name(name, f"{option} NAME")
         if name in found:
             raise ValueError(f"{option} must name every domain once. Got {name!r} twice. Choose another name.")
         found[name] = path
@@ -355,7 +360,14 @@ def settings(plan: AuditPlan, options: Options) -> dict[str, Any]:
     """Flat names and values that the numbers depend on, for the manifest; the seed first."""
     config = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(plan.config).items()}
     machine = {"looplab": looplab.__version__, "torch": torch.__version__, "threads": torch.get_num_threads()}
-    return {"seed": config.pop("seed"), **config, **plan.identity, "tokens": not options.no_tokens, **machine}
+    return {
+        "seed": config.pop("seed"),
+        **config,
+        **plan.identity,
+        "tokens": not options.no_tokens,
+        "time": options.time,
+        **machine,
+    }
 
 
 def scope(plan: AuditPlan) -> dict[str, tuple[str, ...]]:
@@ -415,11 +427,15 @@ def _write(
 ) -> AuditResult:
     """Writes the files of an audit, the numbers last."""
     with watcher.shown():
-        result = measurement.result(command)
+        result = measurement.result(command, times=options.time)
         watcher.advanced("report", "", 0, 1, "")
         collected = {domain: part for (role, domain), part in measurement.collected.items() if role == MODEL}
         write_tables(folder.path, folder.journal, collected, keep_tokens=not options.no_tokens)
-        ledger = {"counts": result.counts, "ran": {phase: made.to_dict() for phase, made in measurement.ran.items()}}
+        ledger: dict[str, Any] = {
+            "counts": result.counts,
+            "ran": {phase: made.to_dict() for phase, made in measurement.ran.items()},
+        }
+        ledger["milliseconds_per_token"] = measurement.milliseconds
         write_atomic(folder.path / LEDGER, dump_json(ledger))
         write_report(result, folder.path, beside)
         result.save(folder.path)
@@ -501,7 +517,7 @@ def dry_run_lines(plan: AuditPlan, sizes: Mapping[Name, Footprint]) -> Iterator[
     yield f"{len(subject.words)} readouts per document, {subject.live_states} states held at once"
     control = plan.control_subject
     if control is not None and plan.control is not None:
-        made = control.minimal * plan.documents
+        made = control.minimal * plan.walked(CONTROL)
         yield f"control {plan.control.name}: {control.minimal} applications per document, {made:,} in all"
     size = max(sizes.values(), key=lambda size: size.memory)
     parts = {

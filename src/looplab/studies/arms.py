@@ -1,0 +1,113 @@
+"""Training and auditing one arm, each once: what is finished is kept, what was cut short goes on.
+
+runs/<hash of the run's configuration>/      the training run, shared by all studies below one folder
+<study>/<scale>/audits/<arm>[-<seed>]/       the audit with its own report; results.json is written last
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import looplab
+from looplab._config import config_hash
+from looplab.audit.protocol import plan_audit
+from looplab.audit.result import RESULTS, AuditResult
+from looplab.audit.runner import weight_hash
+from looplab.audit.watch import Silent
+from looplab.data.corpus import builtin_corpus
+from looplab.data.packing import load_packed
+from looplab.records import RunRecord, dump_json, write_atomic
+from looplab.report import write_report
+from looplab.studies.base import Arm
+from looplab.training.config import RunConfig
+from looplab.training.display import Display
+from looplab.training.display import line as training_line
+from looplab.training.folder import MODEL
+from looplab.training.trainer import train
+
+Say = Callable[[str], None]
+LEDGER = "ledger.json"
+DOMAIN = "text"
+
+
+class TrainingLines(Display):
+    """A line every `log_every` steps."""
+
+    def __init__(self, say: Say, every: int):
+        self._say, self._every = say, every
+
+    def step(self, record: Mapping[str, Any], *, steps: int, tokens_per_second: float, seconds_left: float) -> None:
+        """A line, if it is its turn."""
+        if record["step"] % self._every == 0 or record["step"] == steps:
+            rest = training_line(record, steps=steps, tokens_per_second=tokens_per_second, seconds_left=seconds_left)
+            self._say(f"  {rest}")
+
+    def say(self, line: str) -> None:
+        """A line, at once."""
+        self._say(f"  {line}")
+
+
+class AuditLines(Silent):
+    """A line for every phase of an audit."""
+
+    def __init__(self, say: Say):
+        self._say, self._phase = say, ""
+
+    def advanced(self, phase: str, *rest: Any) -> None:
+        """A line, if the phase is a new one."""
+        if phase != self._phase:
+            self._phase = phase
+            self._say(f"  {phase}")
+
+
+def train_arm(config: RunConfig, runs: Path, say: Say) -> tuple[Path, RunRecord]:
+    """The folder of the trained model and the record of its run; a finished run is not run again."""
+    run = runs / config_hash(config)
+    record = train(config, run, display=TrainingLines(say, config.log_every))
+    return run / MODEL, record
+
+
+def audit_arm(arm: Arm, model: str | Path, folder: Path, say: Say) -> AuditResult:
+    """The audit of one model on the held-out side of the built-in corpus; a finished one is read back."""
+    if (folder / RESULTS).exists():
+        result = AuditResult.load(folder)
+        if result.config_hash == config_hash(arm.audit):
+            return result
+    folder.mkdir(parents=True, exist_ok=True)
+    control = None if arm.control is None else looplab.load(arm.control)
+    plan = plan_audit(
+        looplab.load(model), {DOMAIN: builtin_corpus("heldout")}, arm.audit, control=control, name=arm.folder
+    )
+    began = time.perf_counter()
+    result = plan.run(watcher=AuditLines(say))
+    seconds = time.perf_counter() - began
+    write_atomic(folder / LEDGER, dump_json({"seconds": seconds, "counts": result.counts}))
+    write_report(result, folder)
+    result.save(folder)
+    return result
+
+
+def training_facts(config: RunConfig, record: RunRecord) -> dict[str, str]:
+    """Hashes and counts of one run; `init` and `data_order` are of the weights and batches themselves."""
+    return {
+        "config": config_hash(config),
+        "init": weight_hash(config.build_model()),
+        "data_order": data_order_hash(config, record.vocab_size),
+        "steps": f"{config.steps:,}",
+        "tokens": f"{record.tokens:,}",
+        "parameters": f"{record.n_once + record.n_rec:,}",
+        "mean applications": f"{record.num_steps:.3f}",
+        "training FLOPs": f"{record.train_flops:.4g}",
+        "held-out loss": f"{record.loss:.4f}",
+    }
+
+
+def data_order_hash(config: RunConfig, vocab_size: int) -> str:
+    """Hash of the tokens of all batches, in order."""
+    loader = load_packed(config.data, seed=config.seed, vocab_size=vocab_size)
+    found = hashlib.blake2b(digest_size=8)
+    for step in range(config.steps):
+        found.update(loader.batch(step).tokens.numpy().tobytes())
+    return found.hexdigest()
