@@ -26,6 +26,7 @@ from looplab.audit.config import DEFAULT_PROBES, AuditConfig
 from looplab.audit.documents import check_domain_name
 from looplab.audit.folder import LEDGER, AuditFolder, FolderBusyError
 from looplab.audit.footprint import GIB, SPOOL_BYTES, Footprint, footprint
+from looplab.audit.positive_controls import ControlOutcome, run_self_check
 from looplab.audit.protocol import AuditPlan, CannotAudit, Measurement, plan_audit
 from looplab.audit.result import DENSE_MESSAGE, RESULTS, AuditResult, ModelCard, ScheduleEntry, SelfTest
 from looplab.audit.schedules import full_plan
@@ -147,6 +148,8 @@ class Options:
     """Worker processes; 1 of "local" is this process."""
     address: str = ""
     """Address of a running Ray cluster; default: one is started here."""
+    self_check: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Audit seven models whose answer is known beforehand, print what was found, and stop; takes no MODEL."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print schedules and counts, and stop."""
     fail_on: Literal["none", "warning", "failure"] = "none"
@@ -160,6 +163,8 @@ def main(argv: Sequence[str]) -> int:
     options = tyro.cli(Options, args=list(argv), prog="looplab audit")
     command = shlex.join(["looplab", "audit", *argv])
     watcher = ProgressLines(quiet=options.quiet)
+    if options.self_check:
+        return _self_check(options)
     try:
         if len(options.models) == 1:
             return _one(options, watcher, command)
@@ -167,6 +172,23 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"Interrupted. To go on: {command}", file=sys.stderr)
         raise
+
+
+def _self_check(options: Options) -> int:
+    """Audits the positive controls."""
+    if options.models:
+        raise UserError(
+            f"--self-check takes no MODEL. Got {options.models[0]!r}. Leave one of them out.", exit_codes.USAGE
+        )
+
+    def told(outcome: ControlOutcome) -> None:
+        if not options.quiet:
+            verdict = "passed" if outcome.passed else "FAILED"
+            print(f"{outcome.name} {outcome.title}: {verdict}, {outcome.seconds:.1f} s", file=sys.stderr)
+
+    check = run_self_check(write_report=write_report, watcher=told, seed=options.seed)
+    print(check)
+    return exit_codes.DONE if check.passed else exit_codes.SELF_TEST
 
 
 def _one(options: Options, watcher: "ProgressLines", command: str) -> int:

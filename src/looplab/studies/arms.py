@@ -1,10 +1,12 @@
 """Training and auditing one arm, each once: what is finished is kept, what was cut short goes on.
 
 runs/<hash of the run's configuration>/      the training run, shared by all studies below one folder
-<study>/<scale>/audits/<arm>[-<seed>]/       the audit with its own report; results.json is written last
+<study>/<scale>/audits/<arm>[-<seed>]/       the audit with its own report; results.json is written last, and until then
+                                             partial/ holds what is finished
 """
 
 import hashlib
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,12 +14,14 @@ from typing import Any
 
 import looplab
 from looplab._config import config_hash
+from looplab.audit.folder import PARTIAL
 from looplab.audit.protocol import plan_audit
 from looplab.audit.result import RESULTS, AuditResult
 from looplab.audit.runner import weight_hash
 from looplab.audit.watch import Silent
 from looplab.data.corpus import builtin_corpus
 from looplab.data.packing import load_packed
+from looplab.journal import Journal
 from looplab.records import RunRecord, dump_json, write_atomic
 from looplab.report import write_report
 from looplab.studies.base import Arm
@@ -81,11 +85,13 @@ def audit_arm(arm: Arm, model: str | Path, folder: Path, say: Say) -> AuditResul
         looplab.load(model), {DOMAIN: builtin_corpus("heldout")}, arm.audit, control=control, name=arm.folder
     )
     began = time.perf_counter()
-    result = plan.run(watcher=AuditLines(say))
+    parts = folder / PARTIAL / f"{config_hash(arm.audit)}-{plan.card.weight_hash}"
+    result = plan.measure(Journal(parts), watcher=AuditLines(say)).result()
     seconds = time.perf_counter() - began
     write_atomic(folder / LEDGER, dump_json({"seconds": seconds, "counts": result.counts}))
     write_report(result, folder)
     result.save(folder)
+    shutil.rmtree(folder / PARTIAL)
     return result
 
 
