@@ -174,3 +174,9 @@ def test_strata_of_two_kinds_draw_by_themselves():
     mirrored = by_name(run(dataclasses.replace(given, lengths=np.arange(30)[::-1])))["length", "long"]
     assert mirrored.gap.value == pytest.approx(first.gap.value, abs=1e-12)
     assert mirrored.gap.low != first.gap.low
+
+
+def test_documents_of_one_length_are_no_strata_by_length():
+    assert {stratum.by for stratum in run(sums())} == {"loss", "length", "position"}
+    equal = dataclasses.replace(sums(), lengths=np.full_like(LENGTHS, 256))
+    assert {stratum.by for stratum in run(equal)} == {"loss", "position"}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from looplab.audit import result as r
 from looplab.audit.config import AuditConfig
 from looplab.audit.schedules import FullPlan, default_schedules, live_states, minimal_applications, schedule_map, trie
+from looplab.audit.verdict import agreements
 from looplab.records import Finding, Level
 from looplab.recurrence.plan import Plan
 
@@ -91,6 +92,61 @@ def card(name: str, full: FullPlan, *, dense: bool = False, trained: tuple[int, 
     )
 
 
+def bins(lean: float) -> tuple[r.ReliabilityBin, ...]:
+    """15 bins of a readout that is right less often than it says, by `lean` in the middle."""
+    found = []
+    for i in range(15):
+        middle = (i + 0.5) / 15
+        count = 0 if i == 0 else int(9000 * math.exp(-2.5 * abs(middle - 0.55)))
+        accuracy = max(0.0, middle - 4 * lean * middle * (1 - middle))
+        low, high = i / 15, (i + 1) / 15
+        found.append(r.ReliabilityBin(low=low, high=high, count=count, accuracy=accuracy, confidence=middle))
+    return tuple(found)
+
+
+def geometry(excess: float) -> tuple[r.Geometry, ...]:
+    """hidden and state, the further from full depth the larger the loss."""
+    return tuple(
+        r.Geometry(
+            site=site,
+            tokens=4096,
+            zero_rows=0,
+            norm=11.0 - 2 * excess,
+            norm_ratio=1 - 0.2 * excess,
+            cosine=max(-0.2, 1 - share * excess),
+            cka=math.exp(-share * excess),
+            effective_rank=40 - 14 * excess,
+            rank_ratio=1 - 0.35 * share * excess,
+            anisotropy=0.1 + 0.1 * excess,
+            frechet=0.4 * share * excess,
+        )
+        for site, share in (("hidden", 0.6), ("state", 1.0))
+    )
+
+
+def updates(plan: Plan) -> tuple[r.Update, ...]:
+    """Updates that shrink while the application stays the same, and jump at a new block."""
+    found, stale, last = [], 0, None
+    for j, (block, iteration) in enumerate(plan):
+        stale = stale + 1 if (block, iteration) == last else 0
+        relative = None if j == 0 else (0.9 if last and block != last[0] else 0.35) * 0.6**stale / (1 + 0.2 * j)
+        last = (block, iteration)
+        found.append(
+            r.Update(
+                application=j,
+                block=block,
+                iteration=iteration,
+                component="state",
+                relative=relative,
+                low=None if relative is None else 0.8 * relative,
+                high=None if relative is None else 1.3 * relative,
+                state_cosine=None if j == 0 else 0.9,
+                update_cosine=None if j < 2 else 0.3 - 0.1 * stale,
+            )
+        )
+    return tuple(found)
+
+
 def schedule_result(name: str, k: int | None, value: float, factor: float) -> r.ScheduleResult:
     excess = value - FLOOR
     losses = tuple(
@@ -126,13 +182,28 @@ def schedule_result(name: str, k: int | None, value: float, factor: float) -> r.
             logit_norm_centred=40.2,
             kl_to_full=excess if probe == "raw" else None,
             agreement_to_full=0.9 - 0.2 * excess if probe == "raw" else None,
-            bins=(),
+            bins=bins(0.02 + 0.12 * excess if probe == "raw" else 0.015),
         )
         for probe in ("raw", "temperature")
     )
     affine = r.AffineFit(penalty=0.001, converged=True, convex=True, iterations=31)
     return r.ScheduleResult(
         name=name, k=k, diverged_at=None, losses=losses, temperature=temperature, affine=affine, metrics=metrics
+    )
+
+
+def described(planted: "Planted", kmid: int) -> tuple[r.ScheduleResult, ...]:
+    """The schedules with geometry everywhere, updates along three plans and two full-rank fits."""
+    fit = r.FullRankFit(objective="nll", penalty=0.01, converged=True, convex=True, iterations=44, tokens=30_000)
+    plans = {row.name: Plan.parse(row.plan) for row in planted.rows}
+    return tuple(
+        dataclasses.replace(
+            schedule,
+            geometry=geometry(planted.q(schedule.name) - planted.q("full")),
+            updates=updates(plans[schedule.name]) if schedule.name in ("full", "repeat(1)", f"repeat({kmid})") else (),
+            full_rank=fit if schedule.name in ("prefix(1)", "full") else None,
+        )
+        for schedule in planted.schedules()
     )
 
 
@@ -144,10 +215,15 @@ class Planted:
     loss: Loss
     factor: float
     half: float
+    words: dict[str, str] = dataclasses.field(default_factory=lambda: WORDS)
 
     def q(self, name: str, probe: str = "raw") -> float:
         row = next(row for row in self.rows if row.name == name)
         return probed(self.loss(Plan.parse(row.plan)), probe, self.factor if row.family != "full" else 1.0)
+
+    def at(self, plan: Plan, probe: str) -> float:
+        """Loss of a plan that has no row."""
+        return probed(self.loss(plan), probe, self.factor)
 
     def word(self, name: str) -> str:
         return next(row.word for row in self.rows if row.name == name)
@@ -223,6 +299,135 @@ class Planted:
         return tuple(found)
 
 
+def factorial(planted: Planted, kmid: int, units: int, probe: str) -> r.Factorial:
+    """Four cells on the first block, their effects and both structural orders."""
+    full = planted.q("full", probe)
+    q00, q10 = (planted.at(Plan.of([(0, 0)] * count), probe) for count in (kmid, units))
+    q01, q11 = planted.q(f"prefix({kmid})", probe), planted.q(f"repeat({kmid})", probe)
+    whole = planted.q("prefix(1)", probe)
+    names = (f"same({kmid})", f"prefix({kmid})", f"same({units})", f"repeat({kmid})")
+    values = {
+        f"index effect at {kmid}": (f"{names[0]} - {names[1]}", q00 - q01),
+        f"index effect at {units}": (f"{names[2]} - {names[3]}", q10 - q11),
+        "count effect at one index": (f"{names[0]} - {names[2]}", q00 - q10),
+        f"count effect at {kmid} indices": (f"{names[1]} - {names[3]}", q01 - q11),
+        "interaction": (f"({names[0]} - {names[1]}) - ({names[2]} - {names[3]})", q00 - q01 - q10 + q11),
+        "index, Shapley": ("mean of the two index effects", (q00 - q01 + q10 - q11) / 2),
+        "count, Shapley": ("mean of the two count effects", (q00 - q10 + q01 - q11) / 2),
+        "own indices last": (f"repeat_first({units}) - {names[3]}", 0.004),
+        "indices in a cycle": (f"cyclic({units}) - {names[3]}", -0.031),
+    }
+    orders = {
+        "count first": (whole - q10, q10 - q11, q11 - full),
+        "index first": (whole - q00 + q01 - q11, q00 - q01, q11 - full),
+    }
+    parts = ("application", "distinct", "composition")
+    return r.Factorial(
+        probe=probe,
+        cells={name: estimate(q, 0.06) for name, q in zip(names, (q00, q01, q10, q11), strict=True)},
+        effects=tuple(
+            r.Effect(
+                name=name,
+                formula=formula,
+                nats=estimate(value, 0.003 + 0.05 * abs(value)),
+                equivalent=abs(value) < 0.016,
+                bitwise_equal=False,
+            )
+            for name, (formula, value) in values.items()
+        ),
+        orders=tuple(
+            r.Ordering(name=name, terms={p: estimate(v, 0.005) for p, v in zip(parts, terms, strict=True)})
+            for name, terms in orders.items()
+        ),
+    )
+
+
+def four_way(planted: Planted, raw: r.Factorial, refit: r.Factorial) -> r.FourWay:
+    """The gap to the refitted full depth by four orders."""
+    probe = refit.probe
+    first, last = (planted.q(name) - planted.q(name, probe) for name in ("prefix(1)", "full"))
+    paths = {
+        f"{order.name}, probe {where}": {part: e.value for part, e in order.terms.items()} | {"calibration": gain}
+        for where, found, gain in (("last", raw, last), ("first", refit, first))
+        for order in found.orders
+    }
+    columns = {term: [terms[term] for terms in paths.values()] for term in next(iter(paths.values()))}
+    return r.FourWay(
+        probe=probe,
+        whole=estimate(planted.q("prefix(1)") - planted.q("full", probe), 0.03),
+        paths=tuple(
+            r.Ordering(name=name, terms={term: estimate(value, 0.006) for term, value in terms.items()})
+            for name, terms in paths.items()
+        ),
+        mean={term: estimate(sum(values) / len(values), 0.005) for term, values in columns.items()},
+        spread={term: (min(values), max(values)) for term, values in columns.items()},
+    )
+
+
+STRATA = {
+    "loss": ("lowest third", "middle third", "highest third"),
+    "length": ("shortest third", "middle third", "longest third"),
+    "position": ("0 to 63", "64 to 255", "256 to 511", "512 and later"),
+}
+
+
+def strata(parts: Sequence[r.Part], gains: Sequence[r.ProbeGain]) -> tuple[r.Stratum, ...]:
+    """Every stratum has the same split, at another size."""
+    net = {gain.probe: gain.net.value for gain in gains if gain.k == 1}
+    found = []
+    for kind, labels in STRATA.items():
+        for i, label in enumerate(labels):
+            size = 0.8 + 0.2 * i
+            values = {p.name: None if p.nats is None else estimate(size * p.nats.value, 0.02) for p in parts}
+            found.append(
+                r.Stratum(
+                    by=kind,
+                    label=label,
+                    documents=67,
+                    tokens=33_800,
+                    gap=estimate(size * 0.998, 0.05),
+                    parts=values,
+                    gains={probe: estimate(size * value, 0.02) for probe, value in net.items()},
+                )
+            )
+    return tuple(found)
+
+
+def extension(planted: Planted, units: int) -> r.Contrast:
+    """Half as many units again."""
+    name = f"extend_last({units + units // 2})"
+    effect = estimate(0.041, 0.008)
+    return r.Contrast(
+        name=f"{name} - full",
+        plus=name,
+        minus="full",
+        probe="raw",
+        family="extend-full",
+        k=units + units // 2,
+        effect=effect,
+        spread=None,
+        margin=0.02,
+        equivalent=False,
+        bitwise_equal=False,
+        reason=None,
+    )
+
+
+def complete(found: r.DomainResult, planted: Planted, model: r.ModelCard) -> r.DomainResult:
+    """The domain with everything that an audit measures beyond the answer."""
+    indexed = planted.word("repeat(1)") != planted.word("full")
+    squares = tuple(factorial(planted, model.kmid, model.units, probe) for probe in PROBES) if indexed else ()
+    return dataclasses.replace(
+        found,
+        schedules=described(planted, model.kmid),
+        contrasts=(*found.contrasts, extension(planted, model.units)),
+        four_way=tuple(four_way(planted, squares[0], square) for square in squares[1:]),
+        factorials=squares,
+        no_factorial=None if indexed else "not identifiable: the block has no iteration index",
+        strata=strata(found.decompositions[0].parts, found.gains),
+    )
+
+
 WORDS = {
     "application": "substantial",
     "distinct": "negligible (equivalent to zero within 0.020 nats), but not zero",
@@ -256,7 +461,7 @@ def decomposition(planted: Planted, kmid: int, probe: str, seed_deviation: float
                 seed_deviation=None if reason else seed_deviation,
                 equivalent=None if reason else abs(nats) < 0.018,
                 bitwise_equal=False,
-                word=f"not identifiable ({reason})" if reason else WORDS[name],
+                word=f"not identifiable ({reason})" if reason else planted.words[name],
                 reason=None if reason is None else f"not identifiable: {reason}",
             )
         )
@@ -307,11 +512,14 @@ def documents(name: str) -> r.DocumentCounts:
     )
 
 
-def domain(name: str, model: r.ModelCard, planted: Planted, control: r.DenseControl | None) -> r.DomainResult:
+def domain(
+    name: str, model: r.ModelCard, planted: Planted, control: r.DenseControl | None, *, whole: bool
+) -> r.DomainResult:
+    """One domain; `whole` with all that an audit measures, else only what every audit has."""
     gains = planted.gains()
     best = max((gain for gain in gains if gain.k == min(g.k for g in gains)), key=lambda gain: gain.net.value)
     parts = () if model.dense else tuple(decomposition(planted, model.kmid, probe, None) for probe in PROBES)
-    return r.DomainResult(
+    found = r.DomainResult(
         name=name,
         documents=documents(name),
         schedules=planted.schedules(),
@@ -328,6 +536,7 @@ def domain(name: str, model: r.ModelCard, planted: Planted, control: r.DenseCont
             recurrence="not supported" if control else "not measured",
         ),
     )
+    return complete(found, planted, model) if whole else found
 
 
 def dense_control() -> r.DenseControl:
@@ -374,8 +583,9 @@ def assemble(
     trained: tuple[int, int] | None = (8, 8),
     control: r.DenseControl | None = None,
     findings: Sequence[Finding] = (),
+    whole: bool = False,
 ) -> r.AuditResult:
-    """The result of one planted model."""
+    """The result of one planted model; `whole` with all that an audit measures."""
     schedules = default_schedules(full)
     rows = schedule_map(full, schedules)
     model = card(name, full, dense=dense, trained=trained)
@@ -386,17 +596,19 @@ def assemble(
         domain(
             d,
             model,
-            Planted(rows, lambda plan, i=i: loss(plan) + (loss(plan) - FLOOR) * 0.7 * i, factor, 0.04 + 0.02 * i),
+            Planted(
+                rows,
+                lambda plan, i=i: loss(plan) + (loss(plan) - FLOOR) * 0.7 * i,
+                factor,
+                0.04 + 0.02 * i,
+                WORDS if i == 0 else {**WORDS, "distinct": "present"},
+            ),
             control,
+            whole=whole,
         )
         for i, d in enumerate(domains)
     )
-    agreements = tuple(
-        r.Agreement(
-            part=part, probe="raw", word="in every domain", words={d.name: d.verdict.words[part] for d in found}
-        )
-        for part in (found[0].verdict.words if len(found) > 1 else ())
-    )
+    agreed = agreements({d.name: d.decompositions for d in found}, {d.name: d.gains for d in found})
     tests = tuple(
         r.SelfTest(name=f"T{n}", title=title, passed=True, margin=margin, limit=limit, note="")
         for n, (title, margin, limit) in enumerate(
@@ -426,7 +638,7 @@ def assemble(
         config_hash="0f5e7d21c3b4a698",
         schedule_map=rows,
         domains=found,
-        agreements=agreements,
+        agreements=agreed,
         self_tests=tests,
         findings=tuple(findings),
         counts=r.AuditCounts(
@@ -470,7 +682,7 @@ def two_blocks(*, domains: Sequence[str] = ("text",), sampled: bool = False) -> 
             where={"domain": "text"},
         ),
     )
-    return assemble("fixed-2x4", full, looped, control=dense_control(), findings=findings, domains=domains)
+    return assemble("fixed-2x4", full, looped, control=dense_control(), findings=findings, domains=domains, whole=True)
 
 
 def single_core() -> r.AuditResult:
@@ -478,7 +690,7 @@ def single_core() -> r.AuditResult:
     full = FullPlan.of(Plan.of((0, i) for i in range(4)), lambda block, iteration: 0)
     reason = "takes the whole gap by construction"
     unknown = finding(Level.UNIDENTIFIED, "not_identifiable", f"application: {reason}", where={"part": "application"})
-    return assemble("single-core", full, looped_loss(0), trained=(4, 4), findings=(unknown,))
+    return assemble("single-core", full, looped_loss(0), trained=(4, 4), findings=(unknown,), whole=True)
 
 
 def deep_core() -> r.AuditResult:

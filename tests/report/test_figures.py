@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import re
 
@@ -10,12 +11,19 @@ from looplab.report.figures import base
 from looplab.report.figures.dense_control import dense_control
 from looplab.report.figures.depth_curves import curve, depth_curves
 from looplab.report.figures.equivalence import effects, equivalence
+from looplab.report.figures.factorial import factorial
+from looplab.report.figures.geometry import geometry, series
 from looplab.report.figures.probe_gains import probe_gains
+from looplab.report.figures.reliability import columns, reliability
 from looplab.report.figures.schedule_map import schedule_map
+from looplab.report.figures.strata import strata
 from looplab.report.figures.temperature import temperature
+from looplab.report.figures.updates import components, paths, updates
 from looplab.report.figures.waterfall import waterfall
 from looplab.report.plates import plates
 from report.sample import CASES, deep_core, dense, single_core, two_blocks
+
+DRAWN = {**CASES, "deep": deep_core, "domains": lambda: two_blocks(domains=("text", "code"))}
 
 
 def texts(figure):
@@ -29,10 +37,10 @@ def texts(figure):
 
 @pytest.fixture(scope="module")
 def drawn():
-    return {case: plates(make()) for case, make in {**CASES, "deep": deep_core}.items()}
+    return {case: plates(make()) for case, make in DRAWN.items()}
 
 
-@pytest.mark.parametrize("case", [*CASES, "deep"])
+@pytest.mark.parametrize("case", DRAWN)
 def test_text_is_large_enough_and_neither_overlaps_nor_leaves_the_figure(drawn, case):
     for name, plate in drawn[case].items():
         found = texts(plate.figure)
@@ -148,3 +156,107 @@ def test_the_schedule_map_joins_equal_words_and_strikes_out_what_was_not_run(mak
     assert len(uprights) == len({word for word in words if words.count(word) > 1})
     struck = [line for line in axes.lines if len(set(line.get_ydata())) == 1 and line.get_xdata()[0] == 0]
     assert len(struck) == sum(row.reason is not None for row in result.schedule_map)
+
+
+@pytest.mark.parametrize("make", [single_core, two_blocks, deep_core])
+def test_no_whisker_of_the_waterfall_is_cut_off(make):
+    result = make()
+    axes = waterfall(result, result.domains[0]).axes[0]
+    low, high = axes.get_xlim()
+    ends = [x for line in axes.lines if line.get_marker() == "|" for x in line.get_xdata()]
+    assert min(ends) < 0, "the whole gap's whisker reaches past full depth"
+    assert low < min(ends)
+    assert max(ends) < high
+
+
+def test_the_factorial_shows_both_lines_with_the_interval_of_their_difference():
+    result = two_blocks()
+    found = result.domains[0].factorials[0]
+    raw, temperature = factorial(result, result.domains[0]).axes
+    assert [axes.get_title(loc="left") for axes in (raw, temperature)] == ["raw", "temperature"]
+    one, many = (line.get_ydata() for line in raw.lines[:2])
+    assert list(one) == [found.cells[name].value for name in ("same(4)", "same(8)")]
+    assert list(many) == [found.cells[name].value for name in ("prefix(4)", "repeat(4)")]
+    effect = found.effects[0].nats
+    assert list(raw.lines[2].get_ydata()) == [one[0] - effect.high, one[0] - effect.low]
+
+
+def test_the_factorial_takes_one_index_at_full_count_by_either_name():
+    result = two_blocks()
+    first = result.domains[0]
+    cells = first.factorials[0].cells
+    renamed = {"repeat(1)" if name == "same(8)" else name: value for name, value in sorted(cells.items())}
+    domain = dataclasses.replace(first, factorials=(dataclasses.replace(first.factorials[0], cells=renamed),))
+    line = factorial(result, domain).axes[0].lines[0]
+    assert list(line.get_ydata()) == [cells["same(4)"].value, cells["same(8)"].value]
+
+
+def test_reliability_has_a_column_per_depth_and_leaves_out_empty_bins():
+    result = two_blocks()
+    shown = columns(result.model, result.domains[0])
+    assert list(shown) == ["prefix(1)", "prefix(4)", "full"]
+    upper = reliability(result, result.domains[0]).axes[0]
+    curve_of_raw = upper.lines[1]
+    assert len(curve_of_raw.get_xdata()) == 14, "the first of 15 bins is empty"
+    assert list(columns(single_core().model, single_core().domains[0])) == ["prefix(1)", "full"]
+
+
+def test_geometry_has_four_panels_that_end_at_full_depth():
+    result = two_blocks()
+    points = series(result, result.domains[0], "prefix", "hidden")
+    assert [k for k, _ in points] == list(range(1, 9))
+    figure = geometry(result, result.domains[0])
+    assert [line.get_ydata()[-1] for line in figure.axes[0].lines[1:]] == [1.0] * 6
+    assert [line.get_ydata()[-1] for line in figure.axes[3].lines[1:]] == [0.0] * 6
+    styles = [line.get_linestyle() for line in figure.axes[0].lines[1:3]]
+    assert styles == ["-", "--"]
+
+
+def test_a_measure_without_a_number_leaves_a_gap_in_the_curve():
+    result = two_blocks()
+    first = result.domains[0]
+    schedules = tuple(
+        dataclasses.replace(s, geometry=tuple(dataclasses.replace(g, cka=None) for g in s.geometry))
+        if s.name == "prefix(3)"
+        else s
+        for s in first.schedules
+    )
+    figure = geometry(result, dataclasses.replace(first, schedules=schedules))
+    assert [len(axes.lines[1].get_xdata()) for axes in figure.axes] == [8, 7, 8, 8]
+
+
+def test_updates_are_those_of_three_plans_without_steps_from_a_zero_state():
+    result = two_blocks()
+    first = result.domains[0]
+    assert list(paths(result.model, first)) == ["full", "repeat(1)", "repeat(4)"]
+    assert components(result.model, first) == ("state",)
+    (axes,) = updates(result, first).axes
+    assert axes.get_yscale() == "log"
+    assert [list(line.get_xdata()) for line in axes.lines] == [list(range(1, 8))] * 3
+    assert len(axes.collections) == 3, "a band of the middle half of the documents each"
+
+
+def test_every_state_component_has_its_own_panel():
+    result = two_blocks()
+    first = result.domains[0]
+    schedules = tuple(
+        dataclasses.replace(
+            s, updates=tuple(dataclasses.replace(u, component=c) for u in s.updates for c in ("high", "low"))
+        )
+        for s in first.schedules
+    )
+    figure = updates(result, dataclasses.replace(first, schedules=schedules))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["high", "low"]
+
+
+def test_strata_hatch_what_cannot_be_told_and_write_no_number_there():
+    result = single_core()
+    found = [text.get_text() for text, _ in texts(strata(result, result.domains[0]))]
+    assert found.count("not identifiable") == 3
+    told = two_blocks()
+    axes = strata(told, told.domains[0]).axes
+    assert [each.get_title(loc="left") for each in axes] == [
+        "application", "distinct", "composition", "refitted readout",
+    ]  # fmt: skip
+    dots = [line.get_xdata()[0] for line in axes[0].lines if line.get_marker() == "o"]
+    assert dots == [stratum.parts["application"].value for stratum in told.domains[0].strata]

@@ -3,6 +3,7 @@ import re
 import pytest
 
 from looplab.report.latex import escape, tables_tex
+from report.depth_sample import valued
 from report.sample import CASES, single_core, two_blocks
 
 
@@ -25,10 +26,27 @@ def test_environments_rows_and_braces_balance(make):
 def test_numbers_are_rounded_as_on_the_page():
     text = tables_tex(two_blocks())
     assert (
-        r"application & raw & prefix(1) - repeat(1) & 0.350 [0.342, 0.358] & 35.1 \% [34.2, 36.0] & substantial \\"
+        r"application & raw & prefix(1) - repeat(1) & 0.350 [0.342, 0.358] & 35.1~\% [34.2, 36.0] & substantial \\"
         in text
     )
-    assert r"1.0 \% [$-$2.0, 4.0]" in text
+    assert r"1.0~\% [$-$2.0, 4.0]" in text
+
+
+def test_the_tables_of_a_paper_are_all_there():
+    captions = re.findall(r"\\caption\{(.*?)\.? ?(?:\n|\. )", tables_tex(valued(two_blocks())))
+    starts = (
+        "What further depth is worth", "Decomposition of the gap", "Four-way view", "Refitted readouts on text",
+        "Count and index on the first block", "This model against its dense control", "Refitted readouts of the dense",
+    )  # fmt: skip
+    assert len(captions) == len(starts)
+    for caption, start in zip(captions, starts, strict=True):
+        assert caption.startswith(start)
+
+
+def test_small_type_below_a_number_stands_behind_it():
+    text = tables_tex(two_blocks())
+    assert r"index effect at 4 & same(4) - prefix(4) & 0.007 [0.004, 0.011] (equivalent to zero) &" in text
+    assert "``application'' may come almost wholly" in text
 
 
 def test_what_cannot_be_told_is_text():

@@ -3,9 +3,9 @@ import re
 
 import pytest
 
-from looplab.report import measured
+from looplab.report import answer, measured
 from looplab.report.keyed import Keyed
-from report.sample import CASES, single_core, two_blocks
+from report.sample import CASES, dense, single_core, two_blocks
 
 NUMBER = re.compile(r"\d\.\d")
 
@@ -39,7 +39,11 @@ def test_every_row_is_as_wide_as_the_head(table, make):
 def test_the_decomposition_table_holds_the_numbers_of_the_result():
     table = measured.decomposition(domain(two_blocks()))
     assert column(table, "part")[:4] == ["gap", "application", "distinct", "composition"]
-    assert column(table, "share of the gap")[1:4] == ["35.1 % [34.2, 36.0]", "0.8 % [0.5, 1.0]", "64.1 % [62.7, 65.6]"]
+    assert column(table, "share of the gap")[1:4] == [
+        "35.1\u00a0% [34.2, 36.0]",
+        "0.8\u00a0% [0.5, 1.0]",
+        "64.1\u00a0% [62.7, 65.6]",
+    ]
     assert table.rows[1][4].path == "domains[0].decompositions[0].parts[0].share"
 
 
@@ -94,7 +98,32 @@ def test_a_gain_by_flattening_says_so():
     assert column(code, "word")[0] == "present by flattening a wrong answer"
 
 
-def test_domains_stand_beside_each_other_where_they_agree():
-    table = measured.agreements(Keyed(two_blocks(domains=("text", "code"))))
-    assert table.columns[-2:] == ("text", "code")
-    assert len(table.rows) == 3
+def test_a_schedule_is_never_compared_with_itself():
+    core = single_core()
+    first = core.domains[0]
+    itself = dataclasses.replace(first.contrasts[0], name="full - full", plus="full", minus="full")
+    core = dataclasses.replace(core, domains=(dataclasses.replace(first, contrasts=(itself, *first.contrasts)),))
+    assert "full - full" not in column(measured.contrasts(domain(core)), "contrast")
+    assert not [line for line in answer.unidentified(domain(core)) if "full - full" in line]
+    assert "full - full" not in column(measured.decomposition(domain(core)), "contrast")
+
+
+def test_what_runs_past_full_depth_has_its_own_table():
+    table = measured.extensions(domain(two_blocks()))
+    assert column(table, "contrast") == ["extend_last(12) - full"]
+    assert table.columns == ("contrast", "readout", "nats", "margin", "equivalent to zero")
+    assert not measured.extensions(domain(dense())).rows
+
+
+def test_full_rank_fits_say_what_they_were_trained_on():
+    table = measured.full_rank_fits(domain(two_blocks()))
+    assert [cell.text for cell in table.rows[0]] == [
+        "full",
+        "nll",
+        "1.0e\N{MINUS SIGN}02",
+        "yes",
+        "yes",
+        "44",
+        "30,000",
+    ]
+    assert not measured.full_rank_fits(domain(dense())).rows

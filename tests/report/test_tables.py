@@ -19,7 +19,7 @@ def test_numbers_have_three_digits_and_never_a_negative_zero(value, text):
 def test_an_estimate_is_written_with_its_interval_and_sorts_by_its_value():
     cell = tables.nats(keyed(estimate(0.35, 0.008)))
     assert (cell.text, cell.path, cell.order) == ("0.350 [0.342, 0.358]", "here", 0.35)
-    assert tables.percent(keyed(estimate(0.351, 0.009))).text == "35.1 % [34.2, 36.0]"
+    assert tables.percent(keyed(estimate(0.351, 0.009))).text == "35.1\u00a0% [34.2, 36.0]"
 
 
 @pytest.mark.parametrize("write", [tables.nats, tables.percent, tables.amount, tables.tiny])
@@ -32,7 +32,7 @@ def test_counts_have_thousands_apart_and_tiny_numbers_an_exponent():
     assert tables.count(keyed(101422)).text == "101,422"
     assert tables.tiny(keyed(3.1e-7)).text == "3.1e\N{MINUS SIGN}07"
     assert tables.tiny(keyed(0.0)).text == "0"
-    assert tables.percent_of(keyed(0.0123)).text == "1.2 %"
+    assert tables.percent_of(keyed(0.0123)).text == "1.2\u00a0%"
 
 
 def test_trimming_drops_empty_columns_and_keeps_text_columns_in_place():

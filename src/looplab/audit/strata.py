@@ -60,7 +60,7 @@ def strata(
     unmeasured: Mapping[str, str],
     config: AuditConfig,
 ) -> tuple[Stratum, ...]:
-    """Every stratum with at least 2 documents, and 200 tokens where it is one of positions.
+    """Every stratum with at least 2 documents, not all of them, and 200 tokens where it is one of positions.
 
     Args:
         units: M.
@@ -115,7 +115,7 @@ def _members(sums: StratumSums) -> Iterator[tuple[str, str, Bool[np.ndarray, " d
         ("length", ("short", "middle", "long"), sums.lengths),
     ):
         for label, documents in zip(labels, _thirds(values), strict=True):
-            if documents.sum() >= MIN_DOCUMENTS:
+            if documents.sum() >= MIN_DOCUMENTS and not documents.all():  # all of them are the domain again
                 yield kind, label, documents, everywhere
     for b, label in enumerate(BUCKETS):
         documents = sums.tokens[:, b] > 0

@@ -5,7 +5,7 @@ import dataclasses
 from looplab.records import Level
 from looplab.report.figures.waterfall import headline_gain, whole_gap
 from looplab.report.keyed import Keyed
-from looplab.report.tables import Cell, nats, percent, words
+from looplab.report.tables import NBSP, Cell, nats, percent, words
 
 QUESTIONS = {
     "application": "more applications",
@@ -63,7 +63,7 @@ def _gap_tile(domain: Keyed) -> list[Tile]:
 def _numbers(estimate: Keyed, *, share: bool) -> tuple[Cell, Cell]:
     whole = percent(estimate) if share else nats(estimate)
     value, interval = whole.text.split(" [")
-    unit = "" if share else " nats"
+    unit = "" if share else f"{NBSP}nats"
     return dataclasses.replace(whole, text=value + unit), dataclasses.replace(whole, text="[" + interval)
 
 
@@ -74,7 +74,7 @@ def unidentified(domain: Keyed) -> list[str]:
         if part.reason:
             reasons.setdefault(part.reason, []).append(part.name)
     for contrast in domain.held.contrasts:
-        if contrast.reason and contrast.probe == "raw":
+        if contrast.reason and contrast.probe == "raw" and contrast.plus != contrast.minus:
             reasons.setdefault(contrast.reason, []).append(contrast.name)
     return [f"{_names(names)}: {reason}" for reason, names in reasons.items()]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from looplab.audit.compare import SHARE, ComparedDomain, Comparison
+from looplab.audit.compare import SHARE, ComparedDomain, Comparison, Quantity
 from looplab.audit.result import RESULTS, AuditResult
 from looplab.records import dump_json, encode_json, write_atomic
 from looplab.report import beside
@@ -22,6 +22,8 @@ from looplab.report.plates import Plate
 from looplab.report.tables import NONE, Cell, Table, nats, percent, signed, unknown, words
 
 PAGE, TABLES, FIGURES = "report.html", "tables.tex", "figures"
+PLAIN = ("loss at full depth", "gap")
+"""Quantities that are no shares."""
 NO_BREAK_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
 
@@ -75,26 +77,12 @@ def quantities(comparison: Keyed, domain: Keyed) -> Table:
         show, digits, sign = (percent, 1, " %") if held.unit == SHARE else (nats, 3, "")
         scale = 100 if held.unit == SHARE else 1
         for i, model in enumerate(comparison.held.models):
-            first = i == 0
             value = show(quantity.values[model]) if model in held.values else unknown(held.missing[model])
             difference = show(quantity.differences[model]) if model in held.differences else Cell(NONE, tone="muted")
-            ends = NONE
-            if first and held.smallest is not None:
-                ends = f"{signed(scale * held.smallest, digits)} to {signed(scale * held.largest, digits)}{sign}"
-            deviation = (
-                f"{signed(scale * held.deviation, digits)}{sign}" if first and held.deviation is not None else ""
-            )
-            name = words(f"{held.name} ({held.unit})")
-            rows.append(
-                (
-                    name,
-                    words(model.replace("-", NO_BREAK_HYPHEN)),
-                    value,
-                    difference,
-                    words(ends if first else ""),
-                    words(deviation),
-                )
-            )
+            ends, deviation = _spread(held, scale, digits, sign) if i == 0 else ("", "")
+            name = f"{held.name} ({held.unit})" if held.name in PLAIN else held.name
+            shown_model = model.replace("-", NO_BREAK_HYPHEN)
+            rows.append((words(name), words(shown_model), value, difference, words(ends), words(deviation)))
     baseline = comparison.held.models[0]
     columns = ("quantity", "model", "value", f"minus {baseline}", "smallest to largest", "standard deviation")
     note = (
@@ -103,6 +91,16 @@ def quantities(comparison: Keyed, domain: Keyed) -> Table:
     )
     caption = f"{domain.held.name}: {domain.held.documents} documents, the same for all models"
     return Table(f"compared-{domain.held.name}", caption, columns, tuple(rows), note, (0, 1))
+
+
+def _spread(quantity: Quantity, scale: float, digits: int, sign: str) -> tuple[str, str]:
+    """Smallest to largest, and the standard deviation over models."""
+    if quantity.smallest is None or quantity.largest is None or quantity.deviation is None:
+        return "", ""
+    low, high, deviation = (
+        signed(scale * x, digits) for x in (quantity.smallest, quantity.largest, quantity.deviation)
+    )
+    return f"{low} to {high}{sign}", f"{deviation}{sign}"
 
 
 def _plates(comparison: Comparison) -> list[Plate]:

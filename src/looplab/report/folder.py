@@ -1,4 +1,4 @@
-"""What an audit leaves for people: report.html, tables.tex and every figure as SVG and PDF, in one folder."""
+"""What an audit leaves for people in one folder: report.html, tables.tex, the depth card, figures as SVG and PDF."""
 
 import os
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from looplab.audit.result import AuditResult
 from looplab.records import write_atomic
+from looplab.report.depth_card import write_depth_card
 from looplab.report.figures.base import pdf
 from looplab.report.latex import tables_tex
 from looplab.report.page import audit_page
@@ -28,5 +29,6 @@ def write_report(result: AuditResult, folder: str | os.PathLike[str], beside: Se
         write_atomic(folder / FIGURES / f"{name}.svg", plate.svg)
         write_atomic(folder / FIGURES / f"{name}.pdf", pdf(plate.figure))
     write_atomic(folder / TABLES, tables_tex(result))
+    write_depth_card(result, folder)
     write_atomic(folder / PAGE, audit_page(result, beside, drawn=drawn))
     return folder / PAGE

@@ -1,9 +1,10 @@
 r"""tables.tex: the tables a paper quotes, for `\usepackage{booktabs}`; rounded as on the page."""
 
 from looplab.audit.result import AuditResult
-from looplab.report import measured
+from looplab.report import measured, orders
+from looplab.report.depth_table import depth_value_table
 from looplab.report.keyed import Keyed
-from looplab.report.tables import MINUS, NONE, Table
+from looplab.report.tables import MINUS, NBSP, NONE, Cell, Table
 
 ESCAPES = {letter: "\\" + letter for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -13,11 +14,14 @@ ESCAPES = {letter: "\\" + letter for letter in "&%$#_{}"} | {
     ">": r"\textgreater{}",
     MINUS: "$-$",
     NONE: "--",
+    NBSP: "~",
+    "\N{LEFT DOUBLE QUOTATION MARK}": "``",
+    "\N{RIGHT DOUBLE QUOTATION MARK}": "''",
 }
 
 
 def tables_tex(result: AuditResult) -> str:
-    """The text of tables.tex: decomposition, probes and dense control of every domain."""
+    """The text of tables.tex: value of depth, decomposition, orders, probes, factorial and dense control."""
     found = [table for domain in Keyed(result).domains for table in _quoted(domain)]
     head = (
         f"% Audit of {_one_line(result.model.name)}, settings {result.config_hash}. Needs \\usepackage{{booktabs}}.\n"
@@ -26,8 +30,9 @@ def tables_tex(result: AuditResult) -> str:
 
 
 def _quoted(domain: Keyed) -> list[Table]:
-    tables = [measured.decomposition(domain)] if domain.decompositions else []
-    tables.append(measured.gains(domain))
+    tables = [depth_value_table(domain)]
+    tables += [measured.decomposition(domain)] if domain.decompositions else []
+    tables += [orders.four_way(domain), measured.gains(domain), orders.effects(domain)]
     if domain.held.control is not None:
         tables.append(measured.comparisons(domain))
         tables.append(
@@ -46,7 +51,7 @@ def escape(text: str) -> str:
 def render(table: Table) -> str:
     """One table environment."""
     align = "".join("l" if i in table.text_columns else "r" for i in range(len(table.columns)))
-    lines = [" & ".join(escape(cell.text) for cell in row) + r" \\" for row in table.rows]
+    lines = [" & ".join(escape(_entry(cell)) for cell in row) + r" \\" for row in table.rows]
     caption = escape(f"{table.caption}. {table.note}".strip())
     return "\n".join(
         [
@@ -64,6 +69,10 @@ def render(table: Table) -> str:
             "",
         ]
     )
+
+
+def _entry(cell: Cell) -> str:
+    return f"{cell.text} ({cell.under})" if cell.under else cell.text
 
 
 def _one_line(text: str) -> str:

@@ -1,10 +1,10 @@
-"""The tables of what was measured, domain by domain; the page shows them all, tables.tex the first, third and last."""
+"""The tables of losses, contrasts and readouts, domain by domain."""
 
 from looplab.audit.result import RAW
 from looplab.report.keyed import Keyed
-from looplab.report.tables import NONE, Cell, Table, amount, count, nats, percent, signed, tiny, unknown, words
+from looplab.report.tables import NONE, Cell, Table, amount, count, nats, percent, span, tiny, unknown, words, yes_no
 
-FIXED_FIT = "Temperature is refitted in every bootstrap draw; the affine probe holds its fit fixed."
+FIXED_FIT = "Temperature is refitted in every bootstrap draw; the wider probes hold their fit fixed."
 PHRASES = ("not identifiable", "not measured")
 
 
@@ -34,7 +34,8 @@ def decomposition(domain: Keyed) -> Table:
         blank = Cell("") if found.held.gap_measurable else words("too small to split", "muted")
         rows.append((words("gap"), words(found.probe), words("prefix(1) - full"), nats(found.gap), Cell(""), blank))
         for part in found.parts:
-            run = words(f"{part.held.plus} - {part.held.minus}")
+            itself = part.held.plus == part.held.minus
+            run = Cell(NONE, tone="muted") if itself else words(f"{part.held.plus} - {part.held.minus}")
             cells = (words(part.name), words(found.probe), run, part_nats(part), part_share(part), words(part.word))
             rows.append(cells)
     note = (
@@ -50,12 +51,20 @@ def decomposition(domain: Keyed) -> Table:
 
 
 def contrasts(domain: Keyed) -> Table:
-    """Every contrast under every readout."""
+    """Every contrast of two schedules under every readout."""
+    found = [contrast for contrast in domain.contrasts if contrast.held.plus != contrast.held.minus]
+    return _contrasts(found, "contrasts", f"All contrasts on {domain.held.name}")
+
+
+def extensions(domain: Keyed) -> Table:
+    """What runs past full depth do: positive is worse than full depth."""
+    found = [contrast for contrast in domain.contrasts if contrast.held.family.startswith("extend")]
+    return _contrasts(found, "extensions", f"Beyond full depth on {domain.held.name}")
+
+
+def _contrasts(contrasts: list[Keyed], name: str, caption: str) -> Table:
     rows = []
-    for found in domain.contrasts:
-        spread = found.held.spread
-        span = NONE if spread is None else f"{signed(spread[0], 3)} .. {signed(spread[1], 3)}"
-        word = "" if found.held.equivalent is None else "yes" if found.held.equivalent else "no"
+    for found in contrasts:
         margin = (
             amount(found.margin)
             if found.held.margin is not None and not found.held.reason
@@ -65,17 +74,15 @@ def contrasts(domain: Keyed) -> Table:
             words(found.name),
             words(found.probe),
             part_effect(found),
-            Cell(span, found.spread.path if spread else "", found.home),
+            span(found.spread),
             margin,
-            Cell(word, found.equivalent.path if word else "", found.home),
+            yes_no(found.equivalent),
             words(found.reason) if found.held.reason else Cell(""),
         )
         rows.append(cells)
     columns = ("contrast", "readout", "nats", "min .. max", "margin", "equivalent to zero", "why no number")
     note = "Positive: the first schedule is worse. Equivalent: the 90 % interval lies inside the margin."
-    return Table(
-        "contrasts", f"All contrasts on {domain.held.name}", columns, tuple(rows), note, (0, 1, 5, 6)
-    ).trimmed()
+    return Table(name, caption, columns, tuple(rows), note, (0, 1, 5, 6)).trimmed()
 
 
 def part_effect(contrast: Keyed) -> Cell:
@@ -138,11 +145,28 @@ def affine_fits(domain: Keyed) -> Table:
     for row in domain.schedules:
         if row.held.affine is not None:
             fit = row.affine
-            penalty = words("identity") if fit.held.penalty is None else tiny(fit.penalty)
-            flags = (("yes" if flag.held else "no", flag) for flag in (fit.converged, fit.convex))
-            rows.append((words(row.name), penalty, *(Cell(t, f.path, f.home) for t, f in flags), count(fit.iterations)))
+            flags = (yes_no(fit.converged), yes_no(fit.convex))
+            rows.append((words(row.name), _penalty(fit), *flags, count(fit.iterations)))
     columns = ("schedule", "penalty", "converged", "convex", "iterations")
     return Table("affine", f"Affine fits on {domain.held.name}", columns, tuple(rows), text_columns=(0, 2, 3))
+
+
+def _penalty(fit: Keyed) -> Cell:
+    return words("identity") if fit.held.penalty is None else tiny(fit.penalty)
+
+
+def full_rank_fits(domain: Keyed) -> Table:
+    """Every full-rank fit."""
+    rows = []
+    for row in domain.schedules:
+        if row.held.full_rank is not None:
+            fit = row.full_rank
+            flags = (yes_no(fit.converged), yes_no(fit.convex))
+            head = (words(row.name), words(fit.objective), _penalty(fit))
+            rows.append((*head, *flags, count(fit.iterations), count(fit.tokens)))
+    columns = ("schedule", "objective", "penalty", "converged", "convex", "iterations", "training tokens")
+    note = "Trained on documents that neither calibrate nor evaluate. kl: towards the model's own full-depth output."
+    return Table("full-rank", f"Full-rank fits on {domain.held.name}", columns, tuple(rows), note, (0, 1, 3, 4))
 
 
 def metrics(domain: Keyed) -> Table:
@@ -206,21 +230,3 @@ def comparisons(domain: Keyed) -> Table:
     )
     note = "Gaps in nats per byte. Supported only if the interval of the difference lies above 0 at the nearest gap."
     return Table("dense", f"This model against its dense control on {domain.held.name}", columns, rows, note, (0, 1, 7))
-
-
-def agreements(result: Keyed) -> Table:
-    """Where the domains agree."""
-    names = [domain.held.name for domain in result.domains]
-    rows = tuple(
-        (
-            words(found.part),
-            words(found.probe),
-            words(found.word),
-            *(words(found.words[name]) if name in found.held.words else Cell(NONE) for name in names),
-        )
-        for found in result.agreements
-    )
-    everywhere = tuple(range(3 + len(names)))
-    return Table(
-        "agreements", "The same words in every domain?", ("part", "readout", "agreement", *names), rows, "", everywhere
-    )

@@ -12,12 +12,14 @@ import jinja2
 from markupsafe import Markup
 
 from looplab.audit.result import DENSE_MESSAGE, AuditResult
-from looplab.report import answer, measured, provenance
+from looplab.report import answer, domains, measured, orders, provenance, states
 from looplab.report import beside as side
+from looplab.report.depth_table import depth_value_table
 from looplab.report.figures.base import inline
 from looplab.report.keyed import Keyed
 from looplab.report.plates import Plate, domain_slug, plates
-from looplab.report.tables import Table, count
+from looplab.report.strata import strata
+from looplab.report.tables import Table, count, unbroken
 
 CONTROL_CAPTION = "Refitted readouts of the dense control, nats"
 COLUMN_INCHES = 5.4
@@ -45,6 +47,7 @@ def audit_page(
         "keyed": Keyed(result),
         "dense_message": DENSE_MESSAGE if result.model.dense else "",
         "domains": [_domain(result, domain, found) for domain in Keyed(result).domains],
+        "agreed": domains.sentences(Keyed(result)),
         "warnings": answer.warnings(Keyed(result)),
         "map": found["F12-schedules"],
         "wide_map": found["F12-schedules"].figure.get_figwidth() > COLUMN_INCHES,
@@ -52,6 +55,8 @@ def audit_page(
         "beside": side.comparison(result, beside) if beside else None,
         "waterfalls": side.waterfalls(result, beside) if beside else (),
         "records": [_embedded(each) for each in (result, *beside)],
+        "steps": "layers" if result.model.dense else "loops",
+        "saturation": orders.SATURATION,
         "citations": CITATIONS,
         "tables": _provenance(Keyed(result)),
         "css": _asset("audit.css"),
@@ -67,6 +72,7 @@ def _domain(result: AuditResult, domain: Keyed, found: Mapping[str, Plate]) -> d
     return {
         "keyed": domain,
         "slug": ending[1:],
+        "depth_value": depth_value_table(domain),
         "tiles": answer.tiles(domain),
         "unidentified": answer.unidentified(domain),
         "plates": {name.removesuffix(ending): plate for name, plate in found.items() if name.endswith(ending)},
@@ -76,7 +82,16 @@ def _domain(result: AuditResult, domain: Keyed, found: Mapping[str, Plate]) -> d
         "gains": measured.gains(domain),
         "temperatures": measured.temperatures(domain),
         "affine": measured.affine_fits(domain),
+        "full_rank": measured.full_rank_fits(domain),
         "metrics": measured.metrics(domain),
+        "extensions": measured.extensions(domain),
+        "orders": orders.structural(domain),
+        "four_way": orders.four_way(domain),
+        "cells": orders.cells(domain, result.model),
+        "effects": orders.effects(domain),
+        "geometry": states.geometry(domain),
+        "updates": states.updates(domain),
+        "strata": strata(domain, result.config.probes),
         "comparisons": measured.comparisons(domain) if control else None,
         "control": measured.gains(domain.control, "dense-probes", CONTROL_CAPTION) if control else None,
     }
@@ -85,7 +100,7 @@ def _domain(result: AuditResult, domain: Keyed, found: Mapping[str, Plate]) -> d
 def _provenance(result: Keyed) -> dict[str, Table]:
     makers = (
         provenance.model_card, provenance.documents, provenance.schedules, provenance.self_tests, provenance.findings,
-        provenance.totals, provenance.phases, provenance.settings, provenance.versions, measured.agreements,
+        provenance.totals, provenance.phases, provenance.settings, provenance.versions, domains.agreements,
     )  # fmt: skip
     return {make.__name__: make(result) for make in makers}
 
@@ -113,5 +128,5 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"drawing": _drawing, "count": count}
+    environment.filters |= {"drawing": _drawing, "count": count, "unbroken": unbroken}
     return environment

@@ -11,10 +11,16 @@ from looplab.audit.result import AuditResult, DomainResult
 from looplab.report.figures.base import svg
 from looplab.report.figures.dense_control import dense_control
 from looplab.report.figures.depth_curves import depth_curves
+from looplab.report.figures.depth_value import depth_value
 from looplab.report.figures.equivalence import effects, equivalence
+from looplab.report.figures.factorial import factorial
+from looplab.report.figures.geometry import geometry
 from looplab.report.figures.probe_gains import probe_gains
+from looplab.report.figures.reliability import columns, reliability
 from looplab.report.figures.schedule_map import schedule_map
+from looplab.report.figures.strata import strata
 from looplab.report.figures.temperature import temperature
+from looplab.report.figures.updates import components, updates
 from looplab.report.figures.waterfall import waterfall
 
 
@@ -37,6 +43,12 @@ DOMAIN_PLATES: dict[str, tuple[str, Callable[[AuditResult, DomainResult], Figure
     "F2-depth": ("Loss above full depth against the number of units", depth_curves),
     "F3-temperature": ("Fitted temperature against the number of units", temperature),
     "F4-probes": ("Net share of the gap that each refitted readout removes", probe_gains),
+    "F5-factorial": ("Loss by count of applications and number of indices on the first block", factorial),
+    "F7-reliability": ("Accuracy against confidence in 15 bins, and how many tokens each holds", reliability),
+    "F8-geometry": ("Cosine, CKA, effective rank and Fréchet distance to full depth against depth", geometry),
+    "F9-updates": ("Relative update of the state by every application", updates),
+    "F11-strata": ("Parts of the gap and refitted readouts on strata of the documents", strata),
+    "F13-depth-value": ("Gain of every further step of depth against the depth it reaches", depth_value),
     "F10-dense": ("Net probe share against the gap, this model and its dense control", dense_control),
 }
 """Name -> what is drawn, and the function, once per domain."""
@@ -48,7 +60,7 @@ def plates(result: AuditResult) -> dict[str, Plate]:
         _plate(f"{name}-{domain_slug(result, domain)}", alt, draw(result, domain))
         for domain in result.domains
         for name, (alt, draw) in DOMAIN_PLATES.items()
-        if _applies(name, domain)
+        if _applies(name, result, domain)
     ]
     if any(effect.nats or effect.bitwise for domain in result.domains for effect in effects(domain)):
         found.append(_plate("F6-equivalence", "Effects against the margin of equivalence to zero", equivalence(result)))
@@ -64,12 +76,20 @@ def domain_slug(result: AuditResult, domain: DomainResult) -> str:
     return slugs[place] if unique else f"{slugs[place] or 'domain'}-{place}"
 
 
-def _applies(name: str, domain: DomainResult) -> bool:
-    if name == "F10-dense":
-        return domain.control is not None and bool(domain.gains)
-    if name == "F3-temperature":
-        return any(schedule.temperature for schedule in domain.schedules)
-    return bool(domain.gains) if name == "F4-probes" else True
+def _applies(name: str, result: AuditResult, domain: DomainResult) -> bool:
+    """Whether there is something to draw; the waterfall and the depth curves stand on every page."""
+    needs = {
+        "F3-temperature": any(schedule.temperature for schedule in domain.schedules),
+        "F4-probes": domain.gains,
+        "F5-factorial": domain.factorials,
+        "F7-reliability": columns(result.model, domain),
+        "F8-geometry": any(schedule.geometry for schedule in domain.schedules),
+        "F9-updates": components(result.model, domain),
+        "F10-dense": domain.control is not None and domain.gains,
+        "F11-strata": domain.strata,
+        "F13-depth-value": domain.depth_value,
+    }
+    return bool(needs.get(name, True))
 
 
 def _plate(name: str, alt: str, figure: Figure) -> Plate:

@@ -6,6 +6,15 @@ from looplab._config import to_dict
 from looplab.report.keyed import Keyed
 from looplab.report.tables import NONE, Cell, Table, amount, count, percent_of, tiny, words
 
+HASH = 16
+"""Digits of a hash that the page shows."""
+
+
+def _hash(part: Keyed) -> Cell:
+    """The start of a long hash; the whole is in results.json."""
+    text = part.held if len(part.held) <= HASH else f"{part.held[:HASH]}\N{HORIZONTAL ELLIPSIS}"
+    return Cell(text, part.path, part.home, tone="code")
+
 
 def model_card(result: Keyed) -> Table:
     """The checkpoint as it declares itself."""
@@ -23,22 +32,25 @@ def model_card(result: Keyed) -> Table:
             count(card.applications),
             Cell(f"{card.held.unit_applications} per unit", card.unit_applications.path, card.home),
         ),
-        ("units before the block changes", count(card.kmid), Cell("")),
-        ("parameters", count(card.parameters["total"]), words(_groups(card.held.parameters))),
+        ("units of the first run (kmid)", count(card.kmid), Cell("")),
+        ("parameters", count(card.parameters["total"]), Cell("")),
+        *_groups(card.parameters),
         ("depends on the iteration", words(", ".join(card.held.index_parts) or "nothing"), Cell("")),
         ("vocabulary", count(card.vocabulary), words(card.tokenizer)),
         ("positions", words("any") if card.held.max_positions is None else count(card.max_positions), Cell("")),
         ("KV rule in use", words(card.kv_rule), words("the audit runs without a cache")),
         ("number format", words(card.dtype), Cell("")),
-        ("weights", words(card.weight_hash, "code"), Cell("")),
+        ("weights", _hash(card.weight_hash), Cell("")),
     ]
     rows += [(f"block {i}", words(line), Cell("")) for i, line in enumerate(card.blocks)]
     cells = tuple((words(name), *rest) for name, *rest in rows)
     return Table("model", "Model", ("property", "value", "detail"), cells, text_columns=(0, 1, 2))
 
 
-def _groups(parameters: dict[str, int]) -> str:
-    return ", ".join(f"{name}: {number:,}" for name, number in parameters.items() if number and name != "total")
+def _groups(parameters: Keyed) -> list[tuple[str, Cell, Cell]]:
+    """A row for each group of parameters that is not empty, in the order of their names."""
+    found = {name: parameters[name] for name in sorted(parameters.held) if name != "total"}
+    return [(f"parameters, {name}", count(group), Cell("")) for name, group in found.items() if group.held]
 
 
 DOCUMENTS: tuple[tuple[str, str, Callable[[Keyed], Cell]], ...] = (
@@ -57,7 +69,7 @@ DOCUMENTS: tuple[tuple[str, str, Callable[[Keyed], Cell]], ...] = (
     ("cut at the longest allowed", "cut", count),
     ("evaluation 13-grams also in calibration", "overlap", percent_of),
     ("padded positions", "padding", percent_of),
-    ("hash of the documents", "data_hash", words),
+    ("hash of the documents", "data_hash", _hash),
 )
 """Label, field of DocumentCounts, and how it is written."""
 
@@ -126,14 +138,19 @@ def findings(result: Keyed) -> Table:
                 words(found.kind),
                 words(where),
                 words(found.message),
-                amount(found.value),
-                amount(found.threshold),
+                _evidence(found.value),
+                _evidence(found.threshold),
                 words(found.remedy) if found.held.remedy else Cell(""),
                 words(found.reference) if found.held.reference else Cell(""),
             )
         )
     columns = ("level", "kind", "where", "what", "number", "threshold", "what to do", "reference")
     return Table("findings", "Findings", columns, tuple(rows), text_columns=(0, 1, 2, 3, 6, 7)).trimmed()
+
+
+def _evidence(part: Keyed) -> Cell:
+    """A finding's number: whole ones, such as counts, without digits after the point."""
+    return count(part) if part.held is not None and float(part.held).is_integer() else amount(part)
 
 
 def totals(result: Keyed) -> Table:
@@ -181,6 +198,6 @@ def _setting(value: object) -> str:
 
 def versions(result: Keyed) -> Table:
     """Software, and the hash of the settings."""
-    rows = tuple((words(name), words(result.versions[name])) for name in result.versions.held)
+    rows = tuple((words(name), words(result.versions[name])) for name in sorted(result.versions.held))
     last = (words("settings hash"), words(result.config_hash, "code"))
     return Table("versions", "Versions", ("software", "version"), (*rows, last), text_columns=(0, 1))

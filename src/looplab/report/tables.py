@@ -4,22 +4,29 @@ Shares are rounded to 0.1 %, losses and effects to 0.001 nats. What has no numbe
 """
 
 import dataclasses
+import re
 
 from looplab.report.keyed import Keyed
 
 MINUS = "\N{MINUS SIGN}"
 NONE = "\N{EN DASH}"
+NBSP = "\N{NO-BREAK SPACE}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One entry. `order` sorts the column; `tone` is "", "muted", "unknown", "warning" or "code"."""
+    """One entry. `order` sorts the column; `tone` is "", "muted", "unknown", "warning" or "code"; `under` is small."""
 
     text: str
     path: str = ""
     home: int = 0
     order: float | None = None
     tone: str = ""
+    under: str = ""
+
+    def over(self, text: str) -> "Cell":
+        """The same entry with `text` in small type below it, unless that only says it again."""
+        return self if text == self.text else dataclasses.replace(self, under=unbroken(text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +41,8 @@ class Table:
     text_columns: tuple[int, ...] = (0,)
 
     def trimmed(self) -> "Table":
-        """Without the columns that are empty in every row."""
-        kept = [i for i in range(len(self.columns)) if any(row[i].text for row in self.rows)]
+        """Without the columns that say nothing in any row."""
+        kept = [i for i in range(len(self.columns)) if any(row[i].text not in ("", NONE) for row in self.rows)]
         return dataclasses.replace(
             self,
             columns=tuple(self.columns[i] for i in kept),
@@ -52,11 +59,21 @@ def signed(value: float, digits: int) -> str:
     return text.replace("-", MINUS)
 
 
+def unbroken(text: str) -> str:
+    """The text with every number held to its unit, so that no line ends between them."""
+    return re.sub(r"(?<=\d) (?=(?:%|nats\b))", NBSP, text)
+
+
+def short(word: str) -> str:
+    """A verdict word without what stands in its brackets."""
+    return re.sub(r" \([^)]*\)", "", word)
+
+
 def words(part: Keyed | str, tone: str = "") -> Cell:
     """Text, as it is or as it stands in the result."""
     if isinstance(part, str):
-        return Cell(part, tone=tone)
-    return Cell(str(part.held), part.path, part.home, tone=tone)
+        return Cell(unbroken(part), tone=tone)
+    return Cell(unbroken(str(part.held)), part.path, part.home, tone=tone)
 
 
 def unknown(text: str) -> Cell:
@@ -71,14 +88,31 @@ def amount(part: Keyed, digits: int = 3) -> Cell:
     return Cell(signed(part.held, digits), part.path, part.home, float(part.held))
 
 
+def span(ends: Keyed) -> Cell:
+    """`0.350 .. 0.362` of a pair; a dash for None."""
+    if ends.held is None:
+        return Cell(NONE, tone="muted")
+    low, high = ends.held
+    return Cell(f"{signed(low, 3)} .. {signed(high, 3)}", ends.path, ends.home, low)
+
+
+def yes_no(part: Keyed) -> Cell:
+    """`yes` or `no`; blank for None."""
+    return Cell("") if part.held is None else Cell("yes" if part.held else "no", part.path, part.home)
+
+
 def count(part: Keyed) -> Cell:
-    """A whole number with thousands apart."""
-    return Cell(f"{part.held:,}", part.path, part.home, float(part.held))
+    """A whole number with thousands apart; a dash for None."""
+    if part.held is None:
+        return Cell(NONE, tone="muted")
+    return Cell(f"{part.held:,.0f}", part.path, part.home, float(part.held))
 
 
 def percent_of(part: Keyed) -> Cell:
-    """A fraction as `1.2 %`."""
-    return Cell(f"{signed(100 * part.held, 1)} %", part.path, part.home, part.held)
+    """A fraction as `1.2 %`; a dash for None."""
+    if part.held is None:
+        return Cell(NONE, tone="muted")
+    return Cell(f"{signed(100 * part.held, 1)}{NBSP}%", part.path, part.home, part.held)
 
 
 def tiny(part: Keyed) -> Cell:
@@ -97,7 +131,7 @@ def nats(part: Keyed) -> Cell:
 
 def percent(part: Keyed) -> Cell:
     """`35.1 % [34.2, 36.0]` of an Estimate; a dash for None."""
-    return _interval(part, 100.0, 1, " %")
+    return _interval(part, 100.0, 1, f"{NBSP}%")
 
 
 def _interval(part: Keyed, scale: float, digits: int, unit: str) -> Cell:

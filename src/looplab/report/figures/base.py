@@ -6,6 +6,7 @@ hatch means one thing everywhere: not identifiable, or not measured.
 
 import io
 import re
+from collections.abc import Iterable
 from textwrap import fill
 
 import matplotlib
@@ -13,6 +14,8 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+
+from looplab.report.tables import unbroken
 
 BLUE, SKY, GREEN, ORANGE, RED, PURPLE, YELLOW = (
     "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#F0E442",
@@ -23,7 +26,7 @@ PARTS = {"application": SKY, "distinct": ORANGE, "composition": GREEN}
 FAMILIES = {"prefix": (BLUE, "o"), "suffix": (RED, "s"), "repeat": (GREEN, "^")}
 """Schedule family -> colour and marker."""
 OTHER_FAMILY = (GREY, "D")
-PROBES = {"raw": (INK, "o"), "temperature": (PURPLE, "s"), "affine": (BLUE, "D")}
+PROBES = {"raw": (INK, "o"), "temperature": (PURPLE, "s"), "affine": (BLUE, "D"), "full_rank": (RED, "v")}
 """Readout -> colour and marker."""
 UNKNOWN = {"facecolor": "white", "edgecolor": "#9aa1ab", "hatch": "////", "linewidth": 0.8}
 """Face of what is not identifiable."""
@@ -73,7 +76,7 @@ def sheet(width: float, height: float) -> Figure:
 def title(figure: Figure, text: str) -> None:
     """The finding, left above the axes."""
     width = int(figure.get_figwidth() * 11.5)
-    figure.suptitle(fill(text, width), x=0.008, ha="left", fontsize=10.5, fontweight="bold")
+    figure.suptitle(fill(unbroken(text), width), x=0.008, ha="left", fontsize=10.5, fontweight="bold")
 
 
 def unknown_patch(label: str) -> Patch:
@@ -88,7 +91,13 @@ def family_mark(family: str) -> tuple[str, str]:
 
 def probe_mark(probe: str) -> tuple[str, str]:
     """Colour and marker of a readout."""
-    return PROBES.get(probe, (GREEN, "v"))
+    return PROBES.get(probe, (GREEN, "P"))
+
+
+def in_order(probes: Iterable[str]) -> tuple[str, ...]:
+    """Readouts by their number of parameters: a mapping that was read from a file has lost its order."""
+    known = tuple(PROBES)
+    return tuple(sorted(probes, key=lambda probe: (known.index(probe) if probe in known else len(known), probe)))
 
 
 @styled

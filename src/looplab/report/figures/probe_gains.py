@@ -9,7 +9,7 @@ from looplab.report.figures.base import GREY, probe_mark, sheet, styled, title, 
 from looplab.report.figures.waterfall import headline_gain
 from looplab.report.tables import signed
 
-SIZES = {"temperature": "1 parameter", "affine": "2 per feature"}
+SIZES = {"temperature": "1 parameter", "affine": "2 per feature", "full_rank": "a full matrix"}
 """Parameters of each probe; probes stand in this order on the axis."""
 LINE = 0.05
 """Share above which the verdict says `present`."""

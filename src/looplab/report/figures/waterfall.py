@@ -48,8 +48,8 @@ def finding(result: AuditResult, domain: DomainResult) -> str:
 
 
 @styled
-def waterfall(result: AuditResult, domain: DomainResult, *, span: float | None = None) -> Figure:
-    """Draws F1 for one domain; `span` is the gap that fills the frame, where several are compared."""
+def waterfall(result: AuditResult, domain: DomainResult) -> Figure:
+    """Draws F1 for one domain."""
     gap, gain = whole_gap(domain), headline_gain(domain)
     rows = 1 + (len(domain.decomposition().parts) if domain.decompositions else 0) + (gain is not None)
     figure = sheet(6.1, 1.1 + 0.33 * rows)
@@ -66,8 +66,8 @@ def waterfall(result: AuditResult, domain: DomainResult, *, span: float | None =
     axes.spines["left"].set_visible(False)
     axes.axvline(0, color=INK, lw=0.9)
     axes.axvline(gap[1].value, color=INK, lw=0.9, ls=(0, (2, 2)))
-    if span is not None:
-        axes.set_xlim(-0.06 * span, 1.06 * span)
+    low, high = axes.dataLim.intervalx
+    axes.set_xlim(low - 0.02 * (high - low), high + 0.02 * (high - low))  # a bar would end the frame at its own foot
     axes.set_xlabel("loss above full depth (nats per token)")
     _ends(axes, domain, gap[0], gap[1].value)
     return figure
