@@ -18,14 +18,17 @@ def layer_norm(x, eps, weight, bias):
 
 
 def feed_forward(kind, x, w, scale=1.0):
-    """One token through SwiGLU, ReluSquared or Gelu."""
-    if kind == "SwiGLU":
-        gate = w["gate.weight"] @ x
-        return w["down.weight"] @ (gate / (1 + torch.exp(-gate)) * (w["up.weight"] @ x))
+    """One token through a feed-forward branch; gated ones apply their function to the gate."""
     up = w["up.weight"] @ x
-    if kind == "ReluSquared":
-        return w["down.weight"] @ (scale * torch.where(up > 0, up, 0 * up) ** 2)
-    return w["down.weight"] @ (up * 0.5 * (1 + torch.erf(up / math.sqrt(2))))
+    gated = kind in ("SwiGLU", "GeGLU", "GatedReluSquared")
+    a = w["gate.weight"] @ x if gated else up
+    if kind in ("SwiGLU", "Silu"):
+        a = a / (1 + torch.exp(-a))
+    elif kind in ("ReluSquared", "GatedReluSquared"):
+        a = scale * torch.where(a > 0, a, 0 * a) ** 2
+    else:
+        a = a * 0.5 * (1 + torch.erf(a / math.sqrt(2)))
+    return w["down.weight"] @ (a * up if gated else a)
 
 
 def place(kind, h, f, n1, n2, gate=1.0):

@@ -2,6 +2,8 @@
 
 import torch
 
+from reference.kv import Row
+
 
 def cuts(length, *, window=None, every=None):
     """Numbers of applications after which the state is detached, and after which a loss is read."""
@@ -34,11 +36,11 @@ def loss(model, plan, context, state, detach, score, loss_of):
 
 
 class KeepAll:
-    """A cache that stores every KV[p, layer, t] in a dict and reads past tokens by the definition of the rule."""
+    """A cache that stores every KV[p, layer, t] of one row and reads past tokens by the definition of the rule."""
 
-    def __init__(self, rule):
-        self.rule = rule
-        self.entries = {}
+    def __init__(self, rule, size=0):
+        self.rule, self.size = rule, size
+        self.layers = {}
         self.ran = []
         self.padded = False
 
@@ -56,44 +58,39 @@ class KeepAll:
         self.iteration = iteration
 
     def view(self, block, layer, iteration):
-        return _KeepAllView(self, block, layer, None if block < 0 else int(iteration[0]))
+        row = self.layers.setdefault((block, layer), Row(self.rule, self.size))
+        row.executed = self.ran if block >= 0 else []  # prelude and coda have one entry per token
+        return _KeepAllView(self, row, 0 if block < 0 else int(iteration[0]))
 
 
 class _KeepAllView:
     positions = None
 
-    def __init__(self, cache, block, layer, iteration):
-        self.cache, self.block, self.layer, self.iteration = cache, block, layer, iteration
+    def __init__(self, cache, row, iteration):
+        self.cache, self.row, self.iteration = cache, row, iteration
 
     def append(self, keys, values):
-        cache, start = self.cache, self.cache.length
-        for offset in range(keys.shape[2]):
-            name = (start + offset, self.block, self.layer, self.iteration)
-            cache.entries[name] = (keys[:, :, offset], values[:, :, offset])
-        seen, visible = [], []
-        for p in range(start + keys.shape[2]):
-            t = self.iteration
-            past = p < start and t is not None
-            missing = past and t >= cache.ran[p]
-            if missing or (past and cache.rule == "single"):
-                t = cache.ran[p] - 1
-            seen.append(cache.entries[p, self.block, self.layer, t])
-            visible.append(not missing or cache.rule != "skip")
-        allowed = torch.zeros(1, 1, keys.shape[2], len(seen), dtype=torch.bool)
-        for query in range(keys.shape[2]):
+        start, end = self.cache.length, self.cache.length + keys.shape[2]
+        for p in range(start, end):
+            self.row.write(p, self.iteration, (keys[:, :, p - start], values[:, :, p - start]))
+        read = [self.row.read(p, self.iteration) for p in range(end)]
+        nothing = (torch.zeros_like(keys[:, :, 0]), torch.zeros_like(values[:, :, 0]))
+        allowed = torch.zeros(1, 1, end - start, end, dtype=torch.bool)
+        for query in range(end - start):
             for p in range(start + query + 1):
-                allowed[0, 0, query, p] = visible[p]
+                allowed[0, 0, query, p] = read[p] is not None
+        seen = [entry or nothing for entry in read]
         return torch.stack([k for k, _ in seen], 2), torch.stack([v for _, v in seen], 2), allowed
 
 
-def decode_under(rule, model, ids, pieces, end, *, noise):
+def decode_under(rule, model, ids, pieces, end, *, noise, size=0):
     """Logits of the last piece of one row, where piece ((start, stop), steps) ran `steps` iterations.
 
     Args:
-        rule: What a query reads of a past token: "single" its last entry; otherwise the entry of the query's iteration,
-            and where there is none its last one ("copy") or nothing ("skip").
+        rule: What a query reads of a past token, by its name in `reference.kv`.
+        size: The rule's own number.
     """
-    cache = KeepAll(rule)
+    cache = KeepAll(rule, size)
     for (start, stop), steps in pieces:
         at = torch.arange(start, stop)[None]
         context = model.encode(ids[None, start:stop], cache, positions=at)

@@ -5,7 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from looplab.audit.probes.affine import STRENGTHS, _Problem, fit_affine, heldout_documents
+import tolerances
+from looplab.audit.probes.affine import AffineProblem, fit_affine
+from looplab.audit.probes.descent import Descent
+from looplab.audit.probes.gradient import TokenIds
+from looplab.audit.probes.penalty import STRENGTHS
 from looplab.audit.probes.scores import token_nll
 from looplab.audit.probes.temperature import fit_temperature
 
@@ -24,6 +28,20 @@ def planted(*, tokens=2000, dim=8, vocab=12, seed=0, identity=False, noise=False
     hidden = wanted if identity or noise else (wanted - shift) / gain
     documents = torch.arange(tokens) * 40 // tokens
     return hidden.to(dtype), lambda h: 2 * h @ weight.to(h.dtype), targets, documents, gain, shift
+
+
+def problem_of(hidden, head, targets, *, scale=1.0, logit_bytes=10**6):
+    return AffineProblem(hidden, head, TokenIds(targets), scale, logit_bytes)
+
+
+def solved(problem, strength):
+    search = Descent(problem.loss_and_gradient, problem.identity())
+    start = search.at(problem.identity())
+    return search.solve(strength, start, problem.curvature(start.x))
+
+
+def penalised_gradient(problem, x, strength):
+    return problem.loss_and_gradient(x)[1] + 2 * strength * (x - problem.identity())
 
 
 def test_a_planted_map_is_found():
@@ -65,51 +83,47 @@ def test_the_choice_never_loses_to_the_identity_on_held_out_documents(seed):
 
 def test_the_gradient_is_that_of_the_whole_loss():
     hidden, head, targets, _, _, _ = planted(tokens=60, dtype=torch.float64)
-    problem = _Problem(hidden, head, targets, 1.7, 12 * 8 * 7)
-    parameters = (problem.identity() + 0.1 * torch.randn(2, 8).double()).requires_grad_()
-    loss = problem._backward(parameters)
-    gain, shift = parameters
+    problem = problem_of(hidden, head, targets, scale=1.7, logit_bytes=2 * 12 * 8 * 7)
+    x = problem.identity() + 0.1 * torch.randn(16).double()
+    loss, gradient = problem.loss_and_gradient(x)
+    x.requires_grad_()
+    gain, shift = x.view(2, 8)
     whole = torch.nn.functional.cross_entropy(head(gain * hidden + 1.7 * shift), targets)
-    (expected,) = torch.autograd.grad(whole, parameters)
-    torch.testing.assert_close(parameters.grad, expected, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(loss, whole.detach(), rtol=1e-12, atol=0.0)
+    (expected,) = torch.autograd.grad(whole, x)
+    torch.testing.assert_close(gradient, expected, **tolerances.GRADIENTS)
+    assert loss == pytest.approx(whole.item(), rel=1e-12)
+    assert problem.loss(x.detach()) == pytest.approx(whole.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("strength", [1.0, 1e-2, 1e-4])
 def test_the_solution_is_a_stationary_point_of_the_penalised_loss(strength):
     hidden, head, targets, _, _, _ = planted()
-    problem = _Problem(hidden, head, targets, 1.0, 10**6)
-    solution = problem.solve(strength, problem.identity())
-    parameters = solution.parameters.clone().requires_grad_()
-    problem._backward(parameters)
-    total = parameters.grad + 2 * strength * (solution.parameters - problem.identity())
-    assert solution.converged
-    assert total.abs().max() <= 1.1e-5
+    problem = problem_of(hidden, head, targets)
+    minimum = solved(problem, strength)
+    assert minimum.converged
+    assert penalised_gradient(problem, minimum.point.x, strength).abs().max() <= 1e-5
 
 
 def test_features_beyond_the_widest_are_fitted_without_a_matrix_of_their_square(monkeypatch):
     monkeypatch.setattr("looplab.audit.probes.affine._WIDEST", 4)
-    monkeypatch.delattr(_Problem, "_curvature")
+    monkeypatch.delattr("looplab.audit.probes.affine.Dense")
     hidden, head, targets, _, _, _ = planted(dtype=torch.float64)
-    problem = _Problem(hidden, head, targets, 1.0, 10**6)
-    solution = problem.solve(1e-2, problem.identity())
-    assert solution.converged
-    assert problem._penalised(solution.parameters, 1e-2)[1].abs().max() <= 1e-5
+    problem = problem_of(hidden, head, targets)
+    minimum = solved(problem, 1e-2)
+    assert minimum.converged
+    assert penalised_gradient(problem, minimum.point.x, 1e-2).abs().max() <= 1e-5
 
 
-def test_a_fifth_of_the_documents_chooses_and_is_not_fitted():
-    chosen = heldout_documents(KEYS)
-    assert len(chosen) == 8
-    order = sorted(range(40), key=lambda d: hashlib.sha256((KEYS[d] + "lambda").encode()).digest())
-    assert chosen == sorted(order[:8])
-    hidden, head, targets, documents, _, _ = planted(tokens=400)
-    held = torch.isin(documents, torch.tensor(chosen))
-    rest = _Problem(hidden[~held], head, targets[~held], 1.0, 10**6)
-    solution = rest.solve(1.0, rest.identity())
-    gain, shift = solution.parameters.float()
-    expected = token_nll(gain * hidden[held] + shift, head, targets[held]).mean()
-    fit = fit_affine(hidden, head, targets, documents, KEYS, scale=1.0)
-    assert dict(fit.heldout)[1.0] == pytest.approx(expected, rel=1e-5)
+def test_the_curvature_is_the_hessian_of_the_loss(monkeypatch):
+    monkeypatch.setattr("looplab.audit.probes.affine._SAMPLE", 40_000)
+    hidden, head, targets, _, _, _ = planted(tokens=40_000, dtype=torch.float64)
+    found = problem_of(hidden, head, targets).curvature(problem_of(hidden, head, targets).identity()).matrix
+
+    def loss(x):
+        return torch.nn.functional.cross_entropy(head(x[:8] * hidden + x[8:]), targets)
+
+    expected = torch.autograd.functional.hessian(loss, problem_of(hidden, head, targets).identity())
+    assert (found - expected).abs().max() <= 0.1 * expected.abs().max()
 
 
 def test_the_smallest_penalty_is_reported_as_an_edge():
@@ -132,7 +146,7 @@ def test_too_few_tokens_are_reported():
 def test_chunks_do_not_change_the_fit():
     hidden, head, targets, documents, _, _ = planted(tokens=300, dtype=torch.float64)
     whole = fit_affine(hidden, head, targets, documents, KEYS)
-    parts = fit_affine(hidden, head, targets, documents, KEYS, logit_bytes=12 * 8 * 11)
+    parts = fit_affine(hidden, head, targets, documents, KEYS, logit_bytes=2 * 12 * 8 * 11)
     assert parts.strength == whole.strength
     np.testing.assert_allclose(parts.gain, whole.gain, rtol=1e-4)
 

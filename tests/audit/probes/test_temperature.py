@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import tolerances
 from looplab.audit.probes.stream import LogitChunks
-from looplab.audit.probes.temperature import _Search, exact_refit, fit_temperature
+from looplab.audit.probes.temperature import _Search, _taylor_root, exact_refit, fit_temperature
 from reference import temperature as twin
 
 
@@ -142,7 +142,7 @@ def test_a_newton_step_that_helps_too_little_is_replaced_by_bisection():
     mean = np.ones(1)
 
     def advance(first, second):
-        search.advance(np.array([[0.0], [first], [second], [0.0]]), mean, 1e-10)
+        search.advance(np.array([[0.0], [first], [second], [0.0], [0.0]]), mean, 1e-10)
         return search.beta
 
     assert advance(1.0, 4.0) == 0.75  # inside (0, 1), first step
@@ -153,7 +153,7 @@ def test_a_newton_step_that_helps_too_little_is_replaced_by_bisection():
 def test_without_an_upper_end_beta_grows_at_most_fourfold():
     search = _Search(1.0)
     for expected in (4.0, 16.0, 64.0, 256.0, 1000.0):
-        search.advance(np.array([[0.0], [-1.0], [0.0], [0.0]]), np.ones(1), 1e-10)
+        search.advance(np.array([[0.0], [-1.0], [0.0], [0.0], [0.0]]), np.ones(1), 1e-10)
         assert search.beta == expected
 
 
@@ -216,6 +216,32 @@ def test_streamed_hidden_states_are_fitted_like_their_logits():
     streamed = fit_temperature(LogitChunks(hidden, lambda h: h @ weight, logit_bytes=11 * 4 * 17), targets)
     whole = fit_temperature([hidden @ weight], targets)
     torch.testing.assert_close(streamed.loss, whole.loss, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_a_start_from_an_eighth_of_the_tokens_leaves_two_passes_over_all(temperature):
+    logits, targets = sampled(temperature, tokens=16_000, vocab=12, dtype=torch.float32)
+    rows = 0
+
+    def head(hidden):
+        nonlocal rows
+        rows += len(hidden)
+        return hidden
+
+    fit = fit_temperature(LogitChunks(logits, head), targets)
+    assert fit.passes == 2
+    assert rows <= 2.75 * len(targets)
+    beta, loss = twin.fit(logits, targets)
+    torch.testing.assert_close(fit.beta, beta, **tolerances.TEMPERATURE)
+    at = torch.nn.functional.cross_entropy(fit.beta * logits.double(), targets)
+    torch.testing.assert_close(at.item(), loss, **tolerances.TEMPERATURE_LOSS)
+
+
+def test_steps_go_to_the_root_of_the_fourth_cumulants_polynomial():
+    root = _taylor_root(-0.21, 1.0, 0.4, -0.3, limit=1.0)
+    assert -0.21 + root + 0.2 * root**2 - 0.05 * root**3 == pytest.approx(0.0, abs=1e-14)
+    assert _taylor_root(-0.21, 1.0, 0.4, -0.3, limit=0.1) == pytest.approx(0.21)
+    assert _taylor_root(-1.0, 1.0, -5.0, 0.0, limit=2.0) == 1.0  # the polynomial turns before it reaches 0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Everything streams: hidden states are spooled, `head` turns chunks of them into 
 """
 
 from looplab.audit.probes.affine import Affine, fit_affine
+from looplab.audit.probes.full_rank import FullRank, fit_full_rank
 from looplab.audit.probes.scores import ReadoutScores, TokenScores, divergence, token_nll, token_scores
 from looplab.audit.probes.stream import LOGIT_BYTES, Head, LogitChunks, leading_tokens
 from looplab.audit.probes.temperature import Temperature, exact_refit, fit_temperature
@@ -11,6 +12,7 @@ from looplab.audit.probes.temperature import Temperature, exact_refit, fit_tempe
 __all__ = [
     "LOGIT_BYTES",
     "Affine",
+    "FullRank",
     "Head",
     "LogitChunks",
     "ReadoutScores",
@@ -19,6 +21,7 @@ __all__ = [
     "divergence",
     "exact_refit",
     "fit_affine",
+    "fit_full_rank",
     "fit_temperature",
     "leading_tokens",
     "token_nll",

@@ -2,11 +2,12 @@
 
 With x = z - max z and a tilt beta, a token's statistics are ratios of the sums
 
-    S_r = sum_v e^{beta x_v} x_v^r,  r = 0..3          P = sum_v e^{2 beta x_v}
+    S_r = sum_v e^{beta x_v} x_v^r,  r = 0..4          P = sum_v e^{2 beta x_v}
 
 Blocks of the vocabulary are merged as they come. A block with a larger maximum m' = m + D rescales by c = e^{-beta D}:
 S0 <- c S0,  S1 <- c (S1 - D S0),  S2 <- c (S2 - 2 D S1 + D^2 S0),  S3 <- c (S3 - 3 D S2 + 3 D^2 S1 - D^3 S0).
-Exponentials keep the dtype of the logits; sums are float64.
+and for S4 likewise. Exponentials keep the dtype of the logits, and so do the sums inside one row of a block, which are
+pairwise; blocks are added in float64.
 """
 
 import dataclasses
@@ -20,7 +21,8 @@ from looplab._types import Float, Int
 LOGIT_BYTES = 256 * 2**20
 """Largest size of logits held at once."""
 VOCAB_BLOCK = 65_536
-_BLOCK_ELEMENTS = 2**20
+_PIECE_BYTES = 24 * 2**20
+_BLOCK_ELEMENTS = 2**18
 
 Head = Callable[[Tensor], Tensor]
 """Hidden "tokens dim" (spooled dtype or float32, on the CPU) to logits "tokens vocab" (float32; tests use float64)."""
@@ -40,10 +42,27 @@ class LogitChunks:
 
     def __iter__(self) -> Iterator[Tensor]:
         logits = self.head(self.hidden[:1])
-        rows = max(1, self.logit_bytes // (logits.element_size() * logits.shape[1]))
+        rows = chunk_rows(logits, self.logit_bytes)
         yield logits
         for start in range(1, len(self.hidden), rows):
             yield self.head(self.hidden[start : start + rows])
+
+
+def chunk_rows(logits: Float[Tensor, "tokens vocab"], logit_bytes: int, *, copies: int = 1) -> int:
+    """Rows per chunk where `copies` tensors of the size of its logits are held at once.
+
+    Chunks stay near the size of a cache, and below the size from which the allocator maps every buffer anew.
+
+    Raises:
+        ValueError: `logit_bytes` is less than `copies` rows; rows are not cut, for the head makes them whole.
+    """
+    row = logits.element_size() * logits.shape[1]
+    if copies * row > logit_bytes:
+        raise ValueError(
+            f"probes: logit_bytes must be at least {copies * row}, {copies} rows of {logits.shape[1]} logits. "
+            f"Got {logit_bytes}. Raise it; a head makes whole rows."
+        )
+    return max(1, min(logit_bytes // copies, _PIECE_BYTES) // row)
 
 
 def leading_tokens(documents: Int[Tensor, " tokens"], limit: int) -> int:
@@ -70,8 +89,9 @@ def tilted_moments(
     tokens, vocab = logits.shape
     width = min(vocab, vocab_block)
     rows = max(1, _BLOCK_ELEMENTS // width)
-    maxima = torch.empty(tokens, dtype=logits.dtype, device=logits.device)
+    maxima = logits.new_empty(tokens)
     sums = torch.zeros(len(betas), order + 1 + power, tokens, dtype=torch.float64, device=logits.device)
+    room = logits.new_empty(2, min(rows, tokens), width)
     for start in range(0, tokens, rows):
         part, total = slice(start, start + rows), sums[:, :, start : start + rows]
         running = logits[part, :width].amax(dim=1)
@@ -81,20 +101,24 @@ def tilted_moments(
                 larger = torch.maximum(running, block.amax(dim=1))
                 _shift_maximum(total, betas, (larger - running).double(), order, power)
                 running = larger
-            _add_block(total, betas, block - running[:, None], order, power)
+            x, term = room[:, : block.shape[0], : block.shape[1]]
+            torch.sub(block, running[:, None], out=x)
+            for i, beta in enumerate(betas):
+                total[i] += torch.stack(_block_sums(x, term, beta, order, power))
         maxima[part] = running
     return maxima, sums
 
 
-def _add_block(total: Tensor, betas: Sequence[float], x: Tensor, order: int, power: bool) -> None:
-    for i, beta in enumerate(betas):
-        term = torch.exp(x * beta)
-        if power:
-            total[i, -1] += (term * term).sum(dim=1, dtype=torch.float64)
-        for r in range(order + 1):
-            total[i, r] += term.sum(dim=1, dtype=torch.float64)
-            if r < order:
-                term *= x
+def _block_sums(x: Tensor, term: Tensor, beta: float, order: int, power: bool) -> list[Tensor]:
+    """S_0..S_order, and P, of one block; `term` is scratch."""
+    torch.mul(x, beta, out=term)
+    term.exp_()
+    sums = [term.sum(dim=1)]
+    squares = [(term * term).sum(dim=1)] if power else []
+    for _ in range(order):
+        term.mul_(x)
+        sums.append(term.sum(dim=1))
+    return sums + squares
 
 
 def _shift_maximum(total: Tensor, betas: Sequence[float], shift: Tensor, order: int, power: bool) -> None:
@@ -108,4 +132,4 @@ def _shift_maximum(total: Tensor, betas: Sequence[float], shift: Tensor, order: 
             total[i, -1] *= scale * scale
 
 
-_BINOMIAL = ((1,), (1, 1), (1, 2, 1), (1, 3, 3, 1))
+_BINOMIAL = ((1,), (1, 1), (1, 2, 1), (1, 3, 3, 1), (1, 4, 6, 4, 1))
