@@ -1,7 +1,8 @@
 """Hand-made models of the contract: small enough to know every number they give, and texts they can predict.
 
 `Mixing` is a causal two-block model with real mixing over positions, for tests of the machinery. `Planted` computes its
-state from a rule given by the test, for models whose decomposition is known beforehand.
+state from a rule given by the test, for models whose decomposition is known beforehand. `Around` sees both directions:
+a model of masked letters, or of grids.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from looplab.data.documents import Document, DocumentSet
+from looplab.data.documents import IGNORED, Document, DocumentSet, Grid
 from looplab.data.tokenizers import Tokenizer
 from looplab.models.base import Context, LoopedLM, prepare
 from looplab.nn.cost import CostSpec, Group
@@ -186,3 +187,89 @@ class TinyDense(Planted):
     def __init__(self, layers: int = 8):
         super().__init__(lambda state, truth, block, iteration: state + truth / layers, steps=(1,) * layers)
         self.spec = tiny_spec(Sequential(), layers, LETTERS, trained_depth=FixedDepth(num_steps=1))
+
+
+class Around(LoopedLM):
+    """s <- tanh(W s + U mean of s over all positions + e + P[puzzle] + E[t]): a model that sees both directions.
+
+    With `mask_token` it is scored on masked tokens, without one on grids. `puzzles`: number of puzzle ids, which it
+    then needs; 0 takes none. `padding`: sides on which it takes padding. `prefix`: positions before the tokens, filled
+    with 3 and never changed.
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: int = 3,
+        width: int = 10,
+        vocab: int = LETTERS,
+        mask_token: int | None = None,
+        puzzles: int = 0,
+        padding: frozenset[str] = frozenset(),
+        prefix: int = 0,
+        seed: int = 0,
+    ):
+        super().__init__()
+        make = torch.Generator().manual_seed(seed)
+
+        def table(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(*shape, generator=make) / shape[0] ** 0.5)
+
+        self.mask_token, self.puzzles, self.prefix = mask_token, puzzles, prefix
+        self.embedding, self.places = table(vocab, width), table(64, width)
+        self.inner, self.across = table(width, width), table(width, width)
+        self.index, self.puzzle, self.unembedding = (
+            table(steps, width),
+            table(max(1, puzzles), width),
+            table(width, vocab),
+        )
+        self.spec = tiny_spec(
+            ModelLoop(num_steps=steps),
+            1,
+            width,
+            operator_class=own_function,
+            index_parts=frozenset({"embedding"}),
+            max_iteration=steps,
+            trained_depth=FixedDepth(num_steps=steps),
+            vocab=(vocab, vocab),
+            causal=False,
+            state={"state": StateField(width=width, prefix=prefix)},
+            padding=padding,
+            kv_rules=(),
+            max_positions=64,
+            extras={"puzzle_ids": True} if puzzles else {},
+        )
+
+    def encode(self, tokens, cache=None, *, positions=None, valid=None, extras=None):
+        positions, valid = prepare(self.spec, tokens, cache, positions, valid, extras)
+        embeds = self.embedding[tokens] + self.places[positions]
+        if self.puzzles:
+            embeds = embeds + self.puzzle[extras["puzzle_ids"]][:, None]
+        return Context(embeds, positions, valid)
+
+    def init_state(self, context, noise):
+        return torch.nn.functional.pad(torch.zeros_like(context.embeds), (0, 0, self.prefix, 0), value=3.0)
+
+    def step(self, state, context, block, iteration, cache=None, *, record=None):
+        before, state = state[:, : self.prefix], state[:, self.prefix :]
+        own = torch.ones_like(context.positions) if context.valid is None else context.valid.long()
+        mean = (state * own[..., None]).sum(dim=1, keepdim=True) / own.sum(dim=1)[:, None, None]
+        moved = torch.tanh(state @ self.inner + mean @ self.across + context.embeds + self.index[iteration][:, None])
+        return torch.cat([before, moved], dim=1)
+
+    def coda(self, state, context, cache=None):
+        return state[:, self.prefix :]
+
+    def head(self, hidden):
+        return (hidden @ self.unembedding).float()
+
+
+def squares(count: int, *, length: int = 9, puzzles: int = 0, seed: int = 0) -> DocumentSet:
+    """Grids of letters whose labels are the letters mirrored; about a third of the labels is not scored."""
+    random = np.random.default_rng(seed)
+    documents = []
+    for i in range(count):
+        tokens = [int(t) for t in random.integers(LETTERS, size=length)]
+        labels = [IGNORED if random.random() < 0.3 else t for t in tokens[::-1]]
+        documents.append(Grid(tuple(tokens), tuple(labels), i % puzzles if puzzles else None, line=i + 1))
+    return DocumentSet("squares.jsonl", tuple(documents), f"squares{seed}{count}{length}")

@@ -26,6 +26,9 @@ GRADIENTS = {"rtol": 1e-10, "atol": 1e-12}
 BF16_LOGITS = 0.02
 """Relative RMS of logits, bfloat16 against float32 of the same weights, up to 32 executed layers."""
 
+BF16_LOGITS_LONG = 0.06
+"""The same up to 140 executed layers, and for models that declare that their rounding errors add up."""
+
 BLOCKS = {"rtol": 1e-12, "atol": 1e-13}
 """float64, one block against its slow twin, values of order 1: a few dozen sums in another order."""
 
@@ -79,3 +82,15 @@ GEOMETRY = {"rtol": 1e-9, "atol": 1e-10}
 
 FRECHET = {"rtol": 1e-6, "atol": 1e-7}
 """The same through two square roots of a matrix by SciPy, which lose half the digits of small eigenvalues."""
+
+SLOPES = {"rtol": 1e-3, "atol": 1e-3}
+"""Derivatives of float32 loss sums of tens of nats against their difference quotients at a distance of 2e-3."""
+
+PUBLISHED_OUTPUTS = {"rtol": 1e-4, "atol": 2e-5}
+"""States and logits that a published implementation recorded in float32 on a CPU (spec bound)."""
+
+PUBLISHED_GRADIENTS = {"rtol": 1e-3, "atol": 1e-7}
+"""Gradient norms of the same (spec bound); zero where a parameter is unused."""
+
+AVERAGED = {"rtol": 1e-6, "atol": 1e-6}
+"""float32 means of a few numbers of order 1, summed in another order."""

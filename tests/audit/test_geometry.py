@@ -1,5 +1,6 @@
 """Geometry against its definitions, where tokens are few, features constant and rows zero; the choice of tokens."""
 
+import collections
 import dataclasses
 import math
 
@@ -200,3 +201,11 @@ def test_few_tokens_per_dimension_are_said_to_bias_cka():
     assert finding.where == {"domain": "math", "site": "state"}
     assert "Score at least 32 tokens" in finding.remedy
     assert "Compare schedules" in bias_findings(4096, 5280, domain="math", site="hidden")[0].remedy
+
+
+def test_a_state_of_several_vectors_per_token_is_read_side_by_side():
+    fields = {"blocks": StateField(width=6), "flag": StateField(width=1, read_by_coda=False)}
+    State = collections.namedtuple("State", "blocks flag")
+    state = State(torch.arange(24.0).reshape(2, 2, 2, 3), torch.zeros(2, 2, 1))
+    assert read_state(state, fields).shape == (2, 2, 6)
+    assert read_state(state, fields)[1, 0].tolist() == list(range(12, 18))

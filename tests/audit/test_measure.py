@@ -93,7 +93,7 @@ def test_a_part_holds_every_scored_token_once(domain, tmp_path):
 
 
 def test_fits_survive_the_journal_bit_by_bit(tmp_path):
-    config = dataclasses.replace(CONFIG, probes=("temperature", "affine"))
+    config = dataclasses.replace(CONFIG, probes=("temperature", "affine", "full_rank"))
     found = measurement(Mixing(), tmp_path / "a", config)
     journal = Journal(tmp_path / "b")
     for fits in found.collected[MODEL, "text"].fits.values():
@@ -105,6 +105,7 @@ def test_fits_survive_the_journal_bit_by_bit(tmp_path):
             np.testing.assert_array_equal(pack_fits(again).arrays[name], array)
         assert again.temperature.beta == fits.temperature.beta
         assert again.affine.strength == fits.affine.strength
+        np.testing.assert_array_equal(again.full_rank.matrix, fits.full_rank.matrix)
 
 
 def test_what_schedules_own_adds_up_to_the_walk_however_it_is_cut(domain):

@@ -314,7 +314,9 @@ def test_num_steps_replaces_the_default_plan():
 
 
 def test_indices_without_parameters_are_refused():
-    message = "--num-steps 12 needs iteration indices 4..11, but the model has 4. Use --extend 24 to reuse trained indices."
+    message = (
+        "--num-steps 12 needs iteration indices 4..11, but the model has 4. Use --extend 24 to reuse trained indices."
+    )
     with pytest.raises(ValueError, match=exactly(message)):
         audit(Mixing(), dataclasses.replace(BARE, num_steps=(12,)))
 

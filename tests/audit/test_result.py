@@ -23,6 +23,8 @@ from looplab.audit.result import (
     to_plain,
 )
 from looplab.records import Finding, Level
+from report.depth_sample import valued
+from report.sample import dense, two_blocks
 
 COUNTS = dict.fromkeys(
     ("read", "duplicates", "empty", "unscored", "evaluation", "calibration", "evaluation_tokens", "calibration_tokens",
@@ -95,8 +97,8 @@ def test_json_is_exact_and_deterministic(tmp_path):
 
 def test_another_schema_is_refused():
     data = json.loads(result().to_json())
-    with pytest.raises(ValueError, match=r"results.json must have schema 1. Got 2. Audit again"):
-        AuditResult.from_json(json.dumps({**data, "schema": 2}))
+    with pytest.raises(ValueError, match=r"results.json must have schema 2. Got 3. Audit again"):
+        AuditResult.from_json(json.dumps({**data, "schema": 3}))
 
 
 def test_parts_are_found_by_name():
@@ -132,3 +134,16 @@ def test_the_worst_level_is_a_warning_or_a_failure():
 
 def test_numbers_that_are_not_there_are_dashes():
     assert nats(None) == percent(None) == "-"
+
+
+def test_a_dense_result_prints_what_every_refit_gains_at_every_depth():
+    lines = [" ".join(line.split()) for line in dense().table().splitlines()]
+    gains = [line for line in lines if line.startswith("net gain at prefix(")]
+    assert len(gains) == 10
+    assert gains[0] == "net gain at prefix(1) temperature 0.173 [0.158, 0.188] 16.5 % [15.1, 17.9] present"
+
+
+def test_the_value_of_depth_is_printed_below_the_verdict():
+    result = valued(two_blocks())
+    lines = str(result).splitlines()
+    assert lines[1:3] == [result.domains[0].verdict.sentence, result.domains[0].depth_value.sentence]

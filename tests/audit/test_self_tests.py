@@ -12,6 +12,7 @@ from looplab.audit.runner import Runner
 from looplab.audit.schedules import full_plan
 from looplab.audit.self_tests import NonFiniteError, SelfTestError
 from looplab.recurrence.ledger import Ledger
+from looplab.recurrence.plan import ModelLoop
 from looplab.recurrence.spec import own_function, same_function
 from tiny import LETTERS, LetterTokenizer, Mixing, letters
 
@@ -189,6 +190,46 @@ def test_t6_reports_applications_declared_different_that_are_equal():
     assert findings[0].message.startswith(
         "12 pairs of indices are declared different and give the same bits (first: [0.0 0.1])"
     )
+
+
+def stepped(classes=own_function):
+    """Four steps of a step-size-conditioned model; ids 4, 5-6 and 7-9 are the coarser grids of 1, 2 and 3 steps."""
+    grids = {1: (4,), 2: (5, 6), 3: (7, 8, 9), 4: (0, 1, 2, 3)}
+    model = declared(Mixing(blocks=1, steps=10), classes)
+    model.spec = dataclasses.replace(model.spec, order=ModelLoop(num_steps=4), grid=grids.__getitem__)
+    return model
+
+
+@pytest.mark.parametrize("later", [9, 4], ids=["among the coarser", "coarser and trained"])
+def test_t6_looks_at_the_iterations_of_coarser_grids_too(later):
+    assert all(test.passed for test in run(stepped())[0])
+    wrong = {9: 8, 4: 3}[later]
+    exact_failure(stepped(lambda block, t: wrong if t == later else t), "T6", "applications declared equal differ by")
+
+
+def test_t6_reports_coarser_grids_that_have_no_effect():
+    model = stepped()
+    with torch.no_grad():
+        model.index[0, 6] = model.index[0, 5]
+    _, findings = run(model)
+    assert findings[0].message.startswith(
+        "1 pairs of indices are declared different and give the same bits (first: [0.5 0.6])"
+    )
+
+
+def test_t6_takes_the_first_steps_of_all_grids_before_later_ones():
+    steps = 12
+    model = Mixing(blocks=1, steps=steps)
+    first = {k: steps + sum(range(k)) for k in range(1, steps)}
+    spec = dataclasses.replace(
+        model.spec,
+        max_iteration=None,
+        grid=lambda k: tuple(range(first[k], first[k] + k)) if k < steps else tuple(range(steps)),
+    )
+    checks = self_tests.Checks(Runner(model.eval()), full_plan(spec), DOCUMENTS[:4], Ledger())
+    found = checks._indices(0)
+    assert found[:steps] == list(range(steps)) and len(found) == steps + 16
+    assert set(first.values()) < set(found), "a grid of which no step is looked at"
 
 
 def test_t7_finds_a_model_that_sees_the_future():

@@ -71,6 +71,24 @@ def test_an_audit_cut_again_and_again_gives_the_same_bytes(whole, tmp_path, step
     assert found.result("command").to_json() == whole[0]
 
 
+def test_a_probe_fitted_to_the_full_depth_survives_being_cut(tmp_path):
+    """The full plan's hidden states are the target of all other fits, so they outlive their own."""
+    config = dataclasses.replace(CONFIG, probes=("full_rank",), objective="kl", controls=(), init_seeds=1)
+    expected = plan_of(config, control=False).run(command="command")
+    for attempt in range(200):
+        try:
+            found = plan_of(config, control=False).measure(FailingJournal(tmp_path, 5, after=attempt % 2 == 0))
+            break
+        except Cut:
+            pass
+    assert found.result("command").to_json() == expected.to_json()
+    left = [path for path in Journal(tmp_path).files() if {"calibration", "training"} & set(path.parts)]
+    assert left == []
+    fits = {row.name: row.full_rank for row in expected.domains[0].schedules}
+    assert fits["full"].penalty is None
+    assert {fit.objective for fit in fits.values()} == {"kl"}
+
+
 def test_counts_of_the_result_are_those_of_an_uninterrupted_run(whole):
     result = plan_of().run(command="command")
     assert result.to_json() == whole[0]
@@ -161,4 +179,3 @@ def test_progress_ends_at_the_exact_total(tmp_path):
         assert [done for done, _ in told] == sorted(done for done, _ in told)
     fits = [(done, total) for p, done, total in notes.told if p == "fit"]
     assert fits[-1] == (len(plan.subject.words),) * 2
-

@@ -29,7 +29,7 @@ def test_models_and_presets_come_from_the_registries_with_exact_counts(capsys):
     assert tuple(lists) == MAIN
     assert [entry["name"] for entry in lists["models"]] == list(MODELS)
     for entry in lists["presets"]:
-        model = build(PRESETS[entry["name"]]())
+        model = build(PRESETS[entry["name"]](), device="meta")
         assert entry["parameters"] == sum(p.numel() for p in model.parameters())
         assert entry["reference"] == model.reference
 

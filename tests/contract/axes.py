@@ -6,11 +6,12 @@ from looplab.models.looped import Envelope, LoopedConfig, NoEnvelope
 from looplab.nn.attention import RMS, Attention
 from looplab.nn.embedding import Head
 from looplab.nn.linear import Init
-from looplab.nn.mlp import Gelu, ReluSquared, SwiGLU
+from looplab.nn.mlp import GatedReluSquared, GeGLU, Gelu, ReluSquared, Silu, SwiGLU
 from looplab.nn.norm import BranchOnly, LayerNorm, PostSum, PreAndBranch, PreNorm, RMSNorm, SandwichSum
 from looplab.nn.rope import ALiBi, Learned, Llama3, NoPE, RelativeBias, Rope
 from looplab.recurrence.boundary import EndNorm, NoBoundary, OwnNorm, PlainRMS, SharedFinalNorm
 from looplab.recurrence.depth import FixedDepth, Grid, Unknown
+from looplab.recurrence.halting import HazardGate, NoHalt
 from looplab.recurrence.injection import Add, Concat, Diagonal, Gated, NoInjection, Orthogonal
 from looplab.recurrence.injection.add import LearnedScalar
 from looplab.recurrence.injection.base import Every, FirstOnly, SkipFirst
@@ -18,7 +19,7 @@ from looplab.recurrence.kv import Single
 from looplab.recurrence.plan import Blocks, LayerLoop, ModelLoop, TwoLevel
 from looplab.recurrence.signal import AdaLN, NoSignal, PerIterationLoRA, StepEmbedding
 from looplab.recurrence.spec import ClampLast, Cycle
-from looplab.recurrence.state_init import FixedBuffer, FromEmbeds, Normal, Zeros
+from looplab.recurrence.state_init import FixedBuffer, FromEmbeds, Normal, Unit, Zeros
 from looplab.recurrence.state_init import Learned as LearnedStart
 from looplab.recurrence.update import Damped, EnergyGate, Replace, Selective
 
@@ -82,6 +83,8 @@ CHOICES = {
     "state-zeros": {"state_init": Zeros()},
     "state-normal": {"state_init": Normal(std=0.5)},
     "state-like-init": {"state_init": Normal(std="like_init", cut=2.0)},
+    "state-uncut": {"state_init": Normal(std=0.5, cut=None)},
+    "state-unit": {"state_init": Unit()},
     "state-no-noise": {"state_init": Normal(std=0.0)},
     "state-learned": {"state_init": LearnedStart()},
     "state-fixed-buffer": {"state_init": FixedBuffer()},
@@ -114,12 +117,21 @@ CHOICES = {
         "blocks": (2,),
         "signal": PerIterationLoRA(rank=1, targets=("k", "o", "gate", "up"), max=2),
     },
+    "halt-none": {"halt": NoHalt()},
+    "halt-hazard": {"halt": HazardGate(bias=-1.0)},
+    "halt-hazard-wide": {**wide(Diagonal(initial_decay=0.5)), "halt": HazardGate()},
+    "final-norm-own-kind": {"norm": RMSNorm(affine=False), "final_norm": RMSNorm()},
     "update-replace": {"update": Replace()},
     "update-energy": {"update": EnergyGate(hidden=5)},
     "update-selective": {"update": Selective()},
     "update-damped": {"update": Damped(alpha=0.7)},
     "ffn-relu-squared": {"ffn": ReluSquared(hidden=12, scale=0.5)},
     "ffn-gelu": {"ffn": Gelu(hidden=12)},
+    "ffn-silu": {"ffn": Silu(hidden=12)},
+    "ffn-geglu": {"ffn": GeGLU(hidden=12)},
+    "ffn-gated-relu-squared": {"ffn": GatedReluSquared(hidden=12, scale=0.5)},
+    "core-ffn": {"core_ffn": Gelu(hidden=10)},
+    "core-attention": {"core_attention": dataclasses.replace(ATTENTION, heads=4)},
     "position-interleaved": attention(position=Rope(base=100.0, pairing="interleaved")),
     "position-after-norm": attention(
         position=Rope(base=100.0, order="after_norm"), qk_norm=RMS(affine=True, over="head", eps=1e-6)
@@ -144,6 +156,11 @@ CHOICES = {
     "attention-window": attention(window=2),
     "attention-gate": attention(output_gate=True),
     "attention-values": attention(value_embedding=True, kv_heads=1),
+    "attention-values-somewhere": {
+        **attention(value_embedding=True, kv_heads=1),
+        "value_tables": (0, 2),
+        "value_gates": (0, 2),
+    },
     "attention-softcap": attention(softcap=2.0, kv_heads=1),
     "attention-both-ways": attention(causal=False),
     "embed-scale": {"embed_scale": 3.0},
@@ -154,6 +171,11 @@ CHOICES = {
     "state-wider-concat": wide(Concat(order="state_first", init="normal")),
     "state-wider-diagonal": wide(Diagonal(initial_decay=0.5)),
     "state-wider-orthogonal": wide(Orthogonal(initial_decay=0.5)),
+    "state-wider-core": {
+        **wide(Diagonal(initial_decay=0.5)),
+        "core_attention": dataclasses.replace(ATTENTION, heads=3, kv_heads=3),
+        "core_ffn": ReluSquared(hidden=16),
+    },
     "state-narrower": {**wide(Diagonal(initial_decay=0.5)), "state_dim": 6, "exit_norm": "own"},
     "head-untied": {"head": Head(tied=False)},
     "head-outputs": {"head": Head(tied=False, outputs=5)},

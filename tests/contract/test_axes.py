@@ -23,12 +23,13 @@ from looplab.nn.rope import Learned, Position, Rope
 from looplab.recurrence import state as states
 from looplab.recurrence.boundary import Boundary, SharedFinalNorm
 from looplab.recurrence.depth import UniformDepth
+from looplab.recurrence.halting import Halt
 from looplab.recurrence.injection import INJECTIONS as REGISTERED_INJECTIONS
 from looplab.recurrence.injection import Concat, Diagonal, Injection, NoInjection
 from looplab.recurrence.injection.add import Weight
 from looplab.recurrence.injection.base import When
 from looplab.recurrence.loop import forward, new_cache
-from looplab.recurrence.plan import Blocks, LayerLoop, PlanOrder, Sequential, TwoLevel
+from looplab.recurrence.plan import Blocks, DeepSupervision, LayerLoop, PlanOrder, Sequential, TwoLevel
 from looplab.recurrence.signal import AdaLN, PerIterationLoRA, Signal, StepEmbedding
 from looplab.recurrence.spec import Refuse
 from looplab.recurrence.state_init import STATE_INITS, Normal, StateInit, Zeros
@@ -59,6 +60,8 @@ def test_12_forward_and_backward_run_and_their_flops_are_those_of_the_formula(na
         logits = run(made, ids, plan=plan).logits
         forward_flops = counter.get_total_flops()
         logits.square().sum().backward()
+    if made.spec.halt is not None:  # no logit reads the stopping score
+        made.halt(run(made, ids, plan=plan).state).square().sum().backward()
     assert logits.shape == (2, SEQ, made.spec.vocab[0])
     for label, parameter in made.named_parameters():
         assert parameter.grad is not None, f"{label} gets no gradient"
@@ -162,12 +165,26 @@ def chosen(value):
 
 @pytest.mark.parametrize(
     "axis",
-    [PlanOrder, Injection, When, Weight, StateInit, Boundary, Norm, Placement, Signal, Update, FeedForward, Position],
+    [
+        PlanOrder,
+        Injection,
+        When,
+        Weight,
+        StateInit,
+        Boundary,
+        Norm,
+        Placement,
+        Signal,
+        Update,
+        Halt,
+        FeedForward,
+        Position,
+    ],
     ids=lambda axis: axis.__name__,
 )
 def test_12_every_choice_of_the_axis_is_among_those_run(axis):
     run_types = set().union(*(chosen(config(name)) for name in CHOICES))
-    assert concrete(axis) - run_types - {Sequential} == set()
+    assert concrete(axis) - run_types - {Sequential, DeepSupervision} == set()
 
 
 def test_12_every_option_of_attention_and_head_is_among_those_run():
@@ -253,6 +270,35 @@ REFUSED = [
     (
         lambda: {**wide_state(), "injection": Diagonal(initial_decay=0.5), "exit_norm": "final"},
         "LoopedConfig.state_dim must equal dim (8) for a norm or level they share. Got 1024.",
+    ),
+    (
+        lambda: {"order": DeepSupervision(steps=2, h=1, l=1)},
+        "LoopedConfig.order must be ModelLoop, LayerLoop, Blocks or TwoLevel. "
+        "Got DeepSupervision(steps=2, h=1, l=1). Use models.trm or models.hrm.",
+    ),
+    (
+        lambda: {"core_attention": dataclasses.replace(ATTENTION, head_dim=8)},
+        "LoopedConfig.core_attention.head_dim must be that of attention (4), whose positions and mask the core shares. "
+        "Got 8. Change heads or kv_heads only.",
+    ),
+    (
+        lambda: {"value_gates": (0,)},
+        "LoopedConfig.value_gates must be None without value embeddings. Got (0,).",
+    ),
+    *[
+        (
+            lambda layers=layers: {**attention(value_embedding=True), "value_tables": layers},
+            f"LoopedConfig.value_tables must name stored layers 0..2 in order. Got {layers}.",
+        )
+        for layers in ((2, 0), (0, 3), (1, 1))
+    ],
+    (
+        lambda: {
+            **attention(value_embedding=True),
+            "core_attention": dataclasses.replace(ATTENTION, heads=4, kv_heads=4, value_embedding=True),
+        },
+        "LoopedConfig.core_attention must have kv_heads * head_dim = 8 where layer 1 adds value embeddings, whose "
+        "tables are that wide. Got 16. Leave out its gate or table.",
     ),
     (
         lambda: {"order": Sequential()},

@@ -14,7 +14,7 @@ SCRIPT = """
 import json, sys
 import torch
 sys.path.insert(0, sys.argv[1])
-from contract.zoo import NAMES, noise, tiny, tokens
+from contract.zoo import NAMES, encode as encoded, noise, tiny, tokens
 from looplab.recurrence import state as states
 
 found = {}
@@ -31,14 +31,15 @@ for name in NAMES:
         return backend
 
     with torch.no_grad():
-        context = model.encode(ids)
+        context = encoded(model, ids)
         state = model.init_state(context, noise(model, context.positions, dtype=torch.float32))
         encode = torch.compile(model.encode, fullgraph=True, backend=counted("encode"))
         step = torch.compile(model.step, fullgraph=True, backend=counted("step"))
         coda = torch.compile(model.coda, fullgraph=True, backend=counted("coda"))
         head = torch.compile(model.head, fullgraph=True, backend=counted("head"))
         highest = (model.spec.max_iteration or 8) - 1
-        error = float((encode(ids).embeds - context.embeds).abs().max())
+        extras = {"puzzle_ids": ids.sum(dim=1) % 2} if model.spec.extras.get("puzzle_ids") else None
+        error = float((encode(ids, extras=extras).embeds - context.embeds).abs().max())
         for iteration in ([0, 0], [1, 1], [2, 2], [3, 3], [0, 2]):
             index = torch.tensor(iteration).clamp(max=highest)
             for one, other in zip(states.leaves(step(state, context, 0, index)),

@@ -1,5 +1,6 @@
 """Every tiny preset of every registered model, and how to feed it. A new model brings its tests by registering one."""
 
+import pytest
 import torch
 
 from looplab.models.base import MODELS, PRESETS, build, model_name
@@ -15,9 +16,21 @@ def tiny(name: str, *, dtype: torch.dtype = torch.float64, seed: int = 0):
 
 
 def tokens(model, rows: int, seq: int, seed: int = 0):
-    """Random token ids."""
+    """Random token ids; `seq` gives way to the length that a model is built for."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, model.spec.vocab[0], (rows, seq), generator=generator)
+    return torch.randint(0, model.spec.vocab[0], (rows, model.spec.fixed_length or seq), generator=generator)
+
+
+def encode(model, ids, **options):
+    """`model.encode`, with what the model needs besides tokens, as a function of the row's tokens."""
+    extras = {"puzzle_ids": ids.sum(dim=1) % 2} if model.spec.extras.get("puzzle_ids") else None
+    return model.encode(ids, extras=extras, **options)
+
+
+def excused(model, point: str) -> None:
+    """Skips the test where the model's file says that the point does not hold, with its reason."""
+    if point in model.contract_exceptions:
+        pytest.skip(model.contract_exceptions[point])
 
 
 def noise(model, positions, items=None, dtype=torch.float64):
@@ -49,6 +62,8 @@ def run(model, ids, *, items=None, valid=None, **options):
     """`forward` with the noise of `items`."""
     valid_or_all = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
     dtype = next(model.parameters()).dtype
+    if model.spec.extras.get("puzzle_ids"):
+        options["extras"] = {"puzzle_ids": ids.sum(dim=1) % 2}
     return forward(model, ids, noise=noise(model, positions_of(valid_or_all), items, dtype), valid=valid, **options)
 
 

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -102,6 +103,38 @@ def test_documents_of_a_group_share_the_key_but_are_no_duplicates():
     assert drop_duplicates([first, second, Document(" a", line=3), second]) == [first, second]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "labels", "message"),
+    [
+        (
+            (1, 2),
+            (1,),
+            "a grid must have 'tokens' and 'labels' of equal length, at least 1. Got 2 and 1 (line 7). "
+            "Give every token a label; -100 is not scored.",
+        ),
+        (
+            (),
+            (),
+            "a grid must have 'tokens' and 'labels' of equal length, at least 1. Got 0 and 0 (line 7). "
+            "Give every token a label; -100 is not scored.",
+        ),
+        (
+            (1, -100),
+            (1, -100),
+            "a grid must have ids from 0, and -100 where a label is not scored. Got -100 (line 7). Correct the ids.",
+        ),
+        (
+            (1, 2),
+            (-100, -3),
+            "a grid must have ids from 0, and -100 where a label is not scored. Got -3 (line 7). Correct the ids.",
+        ),
+    ],
+)
+def test_a_grid_that_cannot_be_scored_is_refused_however_it_is_made(tokens, labels, message):
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        Grid(tokens, labels, line=7)
+
+
 def test_grids_are_the_same_when_their_tokens_are():
     assert Grid((1, 2), (3, 4)).key == Grid((1, 2), (5, 6), 9).key != Grid((2, 1), (3, 4)).key
 
@@ -163,6 +196,16 @@ def test_numbers_too_long_and_nesting_too_deep_are_broken_lines():
             {"tokens": [-1], "labels": "x"},
             "must have 'tokens' and 'labels' of equal length, ids from 0 (label -100: not scored). "
             "Got 1 entries and 'x'. Repair the line.",
+        ),
+        (
+            {"tokens": [], "labels": []},
+            "must have 'tokens' and 'labels' of equal length, ids from 0 (label -100: not scored). "
+            "Got 0 entries and 0 entries. Repair the line.",
+        ),
+        (
+            {"tokens": [2**31], "labels": [1]},
+            "must have 'tokens' and 'labels' of equal length, ids from 0 (label -100: not scored). "
+            "Got 1 entries and 1 entries. Repair the line.",
         ),
         (
             {"tokens": [1], "labels": [1], "puzzle_id": "7"},

@@ -293,7 +293,7 @@ def test_value_embeddings_belong_to_stored_layers():
     ids = tokens(model, 1, 3)
     before = run(model, ids).logits
     with torch.no_grad():
-        model.value_tables[2].weight.mul_(2)  # of the second core layer
+        model.value_tables["2"].weight.mul_(2)  # of the second core layer
     assert not torch.equal(run(model, ids).logits, before)
 
 

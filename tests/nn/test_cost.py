@@ -111,6 +111,13 @@ def test_a_group_counts_tokens_rows_and_pairs():
     assert windowed.forward(tokens=3, pairs="square") == 4 * 5 * 9
 
 
+def test_positions_of_the_models_own_run_along_but_are_not_scored():
+    group = Group(matmul=7, matmul_per_row=3, attention_width=5, prefix=2)
+    assert group.forward(tokens=3, rows=4, pairs="square") == 4 * (2 * 7 * 5 + 2 * 3 + 4 * 5 * 25)
+    spec = CostSpec(prelude=Group(), blocks=(group,), coda=Group(), head=Group(matmul=11))
+    assert spec.forward({0: 2}, tokens=3) == 2 * group.forward(tokens=3) + 2 * 11 * 3
+
+
 def test_a_pass_counts_every_group_and_scores_only_what_is_asked_for():
     spec = CostSpec(
         prelude=Group(matmul=1), blocks=(Group(matmul=10), Group(matmul=100)), coda=Group(matmul=1000),

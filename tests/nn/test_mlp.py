@@ -4,7 +4,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from looplab._config import from_dict, to_dict
 from looplab.nn.linear import Init, LowRank
-from looplab.nn.mlp import FeedForward, Gelu, ReluSquared, SwiGLU
+from looplab.nn.mlp import FeedForward, GatedReluSquared, GeGLU, Gelu, ReluSquared, Silu, SwiGLU
 from reference import layers
 from tolerances import BLOCK_GRADIENTS, BLOCKS
 
@@ -14,7 +14,15 @@ def _seeded():
     torch.manual_seed(0)
 
 
-CASES = [SwiGLU(hidden=9), ReluSquared(hidden=9), ReluSquared(hidden=9, scale=0.5), Gelu(hidden=9)]
+CASES = [
+    SwiGLU(hidden=9),
+    GeGLU(hidden=9),
+    GatedReluSquared(hidden=9, scale=0.5),
+    Silu(hidden=9),
+    ReluSquared(hidden=9),
+    ReluSquared(hidden=9, scale=0.5),
+    Gelu(hidden=9),
+]
 
 
 @pytest.mark.parametrize("config", CASES, ids=repr)

@@ -3,11 +3,20 @@ import re
 import pytest
 import torch
 
-from looplab.nn.cost import KV_SLOTS
-from looplab.recurrence.kv import CopyLast, DepthIndexed, RefuseMissing, Single, Skip
+from looplab.recurrence.kv import (
+    Anchor,
+    Average,
+    CopyLast,
+    DepthIndexed,
+    First,
+    Modulo,
+    RefuseMissing,
+    Single,
+    Skip,
+)
 from looplab.recurrence.plan import CODA, PRELUDE, Plan
 from reference.kv import Row
-from tolerances import EXACT
+from tolerances import AVERAGED, EXACT
 
 ROWS, HEADS, WIDTH, STEPS, CAPACITY = 3, 2, 4, 4, 16
 RULES = {
@@ -15,7 +24,18 @@ RULES = {
     "skip": DepthIndexed(missing=Skip()),
     "refuse": DepthIndexed(missing=RefuseMissing()),
     "single": Single(),
+    "first": First(),
+    "average": Average(),
+    "modulo": Modulo(m=2),
+    "modulo-3": Modulo(m=3),
+    "modulo-9": Modulo(m=9),
+    "anchor": Anchor(n=1),
+    "anchor-2": Anchor(n=2),
+    "anchor-9": Anchor(n=9),
 }
+SLOTS = {"single": 1, "first": 1, "average": 1, "modulo": 2, "modulo-3": 3, "anchor": 2, "anchor-2": 3}
+"""Slots per layer at `STEPS` iterations; all others have one per iteration."""
+TWINS = {name: (name.split("-")[0], rule.size) for name, rule in RULES.items()}
 every_rule = pytest.mark.parametrize("name", RULES)
 
 
@@ -67,14 +87,15 @@ def check(seen, twin, row, start, tokens, iteration):
             expected = twin.read(p, iteration) if p <= start + query else None
             assert (allowed is None or bool(allowed[row, 0, query, p])) == (expected is not None), (row, query, p)
             if expected is not None:
-                torch.testing.assert_close(keys[row, :, p], expected[0], **EXACT)
-                torch.testing.assert_close(values[row, :, p], expected[1], **EXACT)
+                bound = AVERAGED if twin.rule == "average" else EXACT
+                torch.testing.assert_close(keys[row, :, p], expected[0], **bound)
+                torch.testing.assert_close(values[row, :, p], expected[1], **bound)
 
 
 @every_rule
 @pytest.mark.parametrize("aligned", [False, True], ids=["same-iteration", "mixed-iterations"])
 def test_a_query_reads_past_tokens_by_the_rule_and_its_own_call_at_its_own_iteration(name, aligned):
-    cache, twins = new(name), [Row(name) for _ in range(ROWS)]
+    cache, twins = new(name), [Row(*TWINS[name]) for _ in range(ROWS)]
     # Under Refuse a row keeps its depth; otherwise rows stop where they like, some at once.
     fixed = [torch.tensor([2, 4, 3])] * 4
     free = [torch.tensor(c) for c in ([2, 4, 3], [4, 1, 2], [1, 0, 4], [3, 2, 4])]
@@ -85,10 +106,10 @@ def test_a_query_reads_past_tokens_by_the_rule_and_its_own_call_at_its_own_itera
 
 @every_rule
 def test_nothing_that_an_earlier_call_left_behind_is_read(name):
-    cache, twins = new(name), [Row(name) for _ in range(ROWS)]
+    cache, twins = new(name), [Row(*TWINS[name]) for _ in range(ROWS)]
     everything = torch.full((ROWS,), STEPS)
     call(cache, twins, 2, everything, 0)
-    kept = [Row(name) for _ in range(ROWS)]
+    kept = [Row(*TWINS[name]) for _ in range(ROWS)]
     for twin, old in zip(kept, twins, strict=True):
         twin.entries = {(p, t): entry for (p, t), entry in old.entries.items() if p < 1}
         twin.executed = old.executed[:1]
@@ -118,14 +139,14 @@ def test_refuse_names_the_token_that_stopped_before():
 
 @every_rule
 def test_rows_are_copied_in_the_order_asked_for(name):
-    cache, twins = new(name), [Row(name) for _ in range(ROWS)]
+    cache, twins = new(name), [Row(*TWINS[name]) for _ in range(ROWS)]
     call(cache, twins, 2, torch.full((ROWS,), STEPS), 0)
     beams = cache.select([2, 0, 2, 1])
     assert (beams.rows, cache.rows) == (4, ROWS)
     copies = [twins[i] for i in (2, 0, 2, 1)]
     separate = []
     for twin in copies:
-        separate.append(Row(name))
+        separate.append(Row(*TWINS[name]))
         separate[-1].entries, separate[-1].executed = dict(twin.entries), list(twin.executed)
     call(beams, separate, 1, torch.full((4,), STEPS), 5)
     call(cache, twins, 1, torch.full((ROWS,), STEPS), 6)  # the copies share nothing with the original
@@ -198,7 +219,7 @@ def test_a_view_knows_the_positions_of_what_it_returned():
 @every_rule
 def test_bytes_are_those_of_the_tokens_held(name):
     cache = new(name, dtype=torch.bfloat16)
-    call_bytes = ROWS * KV_SLOTS[type(RULES[name]).__name__](STEPS, 0) * 2 * HEADS * WIDTH * 2
+    call_bytes = ROWS * SLOTS.get(name, STEPS) * 2 * HEADS * WIDTH * 2
     assert cache.nbytes == 0
     stage(cache, 3)
     for t in range(STEPS):
@@ -214,6 +235,47 @@ def test_only_depth_indexed_without_missing_entries_is_exact():
     assert [name for name, rule in RULES.items() if rule.exact] == ["refuse"]
     assert str(Single()) == "Single()"
     assert str(DepthIndexed()) == "DepthIndexed(Refuse())"
+
+
+@every_rule
+def test_a_call_that_never_ended_leaves_nothing_behind(name):
+    cache, twins = new(name), [Row(*TWINS[name]) for _ in range(ROWS)]
+    call(cache, twins, 2, torch.full((ROWS,), STEPS), 0)
+    with cache.readonly():
+        stage(cache, 3)
+        for t in range(2):
+            cache.launch(t)
+            cache.view(0, 0, torch.full((ROWS,), t)).append(*entries(ROWS, 3, 40 + t))
+        cache.advance(3, {0: torch.full((ROWS, 3), 2)})
+    call(cache, twins, 1, torch.full((ROWS,), STEPS), 1)
+    call(cache, twins, 1, torch.full((ROWS,), STEPS), 2)
+
+
+def test_means_are_summed_in_float32_whatever_the_cache_stores():
+    cache = new("average", iterations={0: 64}, dtype=torch.bfloat16)
+    stage(cache, 1)
+    written = [entries(ROWS, 1, t)[0].bfloat16() for t in range(64)]
+    for t, keys in enumerate(written):
+        cache.launch(t)
+        cache.view(0, 0, torch.full((ROWS,), t)).append(keys, keys)
+    cache.advance(1, {0: torch.full((ROWS, 1), 64)})
+    held, _ = cache.storage(0, 0, written[0])
+    expected = torch.stack(written).float().mean(0).bfloat16()
+    torch.testing.assert_close(held[0, :, :, :1], expected, **EXACT)
+
+
+def test_a_rule_with_a_number_is_allowed_with_every_number():
+    assert Modulo(m=1).allows(Modulo(m=4)) and Anchor(n=1).allows(Anchor(n=8))
+    assert not Modulo(m=1).allows(Anchor(n=1))
+    assert Single().allows(Single()) and not Single().allows(First())
+    assert not DepthIndexed().allows(DepthIndexed(missing=Skip()))
+    assert (str(Modulo(m=4)), str(Anchor(n=8))) == ("Modulo(4)", "Anchor(8)")
+    for make, message in (
+        (lambda: Modulo(m=0), "Modulo.m must be at least 1. Got 0. Use Single() for one slot."),
+        (lambda: Anchor(n=0), "Anchor.n must be at least 1. Got 0. Use Single() for one slot."),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            make()
 
 
 def test_calls_that_do_not_fit_are_refused():
@@ -249,6 +311,23 @@ def test_plans_that_it_can_follow_pass():
     for plan in ("[]", "[0.0]", "[0.0 0.1 0.2 0.3]"):
         new().check(Plan.parse(plan))
     new(iterations={0: 4, 1: 2}).check(Plan.parse("[0.0 0.1 1.0 0.2 0.3 1.1]"))
+
+
+def test_iterations_may_count_from_another_first_one():
+    cache = new(iterations={0: 2})
+    cache.first = {0: 5}
+    cache.check(Plan.parse("[0.5 0.6]"))
+    for plan in ("[0.0 0.1]", "[0.6]", "[0.6 0.5]"):
+        with pytest.raises(ValueError, match=r"must run the iterations 5, 6, \.\. of every block in order"):
+            cache.check(Plan.parse(plan))
+    stage(cache, 1)
+    for iteration in (5, 6):
+        cache.launch(cache.ordinal(0, iteration))
+        cache.view(0, 0, torch.full((ROWS,), iteration)).append(*entries(ROWS, 1, iteration))
+    cache.advance(1, {0: torch.full((ROWS, 1), 2)})
+    keys, _ = cache.storage(0, 0, torch.zeros(ROWS, HEADS, 1, WIDTH))
+    torch.testing.assert_close(keys[1, :, :, :1], entries(ROWS, 1, 6)[0], **EXACT)
+    assert cache.select([1]).first == {0: 5}
 
 
 def test_keys_with_a_graph_are_refused():

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from contract.zoo import NAMES, depths, noise, run, tiny, tokens
+from contract.zoo import NAMES, depths, excused, noise, run, tiny, tokens
 from looplab.models.base import PRESETS, build
 from looplab.recurrence.gradient import CheckpointApplication, FullBPTT, SegmentedDetach, TruncatedBPTT
 from looplab.recurrence.ledger import Ledger
@@ -39,11 +39,16 @@ def per_block(plan):
     return Counter(block for block, _ in plan)
 
 
+def pairs(model):
+    return "causal" if model.spec.causal else "square"
+
+
 def test_counts_are_the_cost_formulas_for_every_plan_window_and_recomputation(model, monkeypatch):
     monkeypatch.setattr(model, "step", lambda state, *args, **options: state)  # counts do not depend on values
-    spec, rows, seq = model.spec, 2, 5
-    ids = tokens(model, rows, seq)
-    shape = {"tokens": seq, "rows": rows}
+    spec, rows = model.spec, 2
+    ids = tokens(model, rows, 5)
+    seq = ids.shape[1]
+    shape = {"tokens": seq, "rows": rows, "pairs": pairs(model)}
     for plan in plans(model):
         for strategy in STRATEGIES:
             ledger = Ledger()
@@ -59,26 +64,30 @@ def test_counts_are_the_cost_formulas_for_every_plan_window_and_recomputation(mo
 
 
 def test_without_gradient_nothing_is_counted_backward(model):
-    ledger = Ledger()
+    ledger, ids = Ledger(), tokens(model, 2, 5)
     with torch.no_grad():
-        run(model, tokens(model, 2, 5), ledger=ledger, gradient=CheckpointApplication(), logits_to_keep=1)
+        run(model, ids, ledger=ledger, gradient=CheckpointApplication(), logits_to_keep=1)
     assert ledger.flops_backward == ledger.flops_recompute == 0
-    expected = model.spec.cost.forward(per_block(model.spec.plan()), tokens=5, rows=2, scored=1)
+    shape = {"tokens": ids.shape[1], "rows": 2, "pairs": pairs(model)}
+    expected = model.spec.cost.forward(per_block(model.spec.plan()), scored=1, **shape)
     assert ledger.flops_forward == expected
 
 
 def test_rows_that_stopped_are_not_counted(model):
     spec, counts, ledger = model.spec, [2, 0, 1] if 0 in depths(model) else [1, 1, 1], Ledger()
-    run(model, tokens(model, 3, 4), num_steps=torch.tensor(counts), ledger=ledger)
+    ids = tokens(model, 3, 4)
+    run(model, ids, num_steps=torch.tensor(counts), ledger=ledger)
+    shape = {"tokens": ids.shape[1], "pairs": pairs(model)}
     own = [spec.plan(n) for n in counts]
     assert ledger.row_applications == sum(map(len, own))
-    ends = spec.cost.forward({}, tokens=4, rows=3)
-    loops = sum(spec.cost.blocks[block].forward(tokens=4) for plan in own for block, _ in plan)
+    ends = spec.cost.forward({}, rows=3, **shape)
+    loops = sum(spec.cost.blocks[block].forward(**shape) for plan in own for block, _ in plan)
     assert ledger.flops_forward == ends + loops
-    assert ledger.launches == len(spec.plan(max(counts)))
+    assert ledger.launches == len({application for plan in own for application in plan})
 
 
 def test_decoding_in_pieces_costs_what_one_pass_costs_and_holds_the_bytes_of_the_formula(model):
+    excused(model, "cache")
     spec, ids = model.spec, tokens(model, 2, 6)
     drawn = noise(model, torch.arange(6).expand(2, -1), dtype=torch.float32)
     cache, ledger = new_cache(spec, rows=2, capacity=9), Ledger()
@@ -86,7 +95,8 @@ def test_decoding_in_pieces_costs_what_one_pass_costs_and_holds_the_bytes_of_the
         for start, end in ((0, 4), (4, 5), (5, 6)):
             part = None if drawn is None else drawn[:, start:end]
             forward(model, ids[:, start:end], noise=part, cache=cache, ledger=ledger)
-    assert ledger.flops_forward == spec.cost.forward(per_block(spec.plan()), tokens=6, rows=2)
+    per_row = 2 * 2 * sum(spec.cost.blocks[block].matmul_per_row for block, _ in spec.plan())  # again in every piece
+    assert ledger.flops_forward == spec.cost.forward(per_block(spec.plan()), tokens=6, rows=2) + 2 * per_row
     per_token = spec.cost.kv_bytes_per_token("DepthIndexed", spec.plan().iterations(), itemsize=4)
     assert ledger.kv_bytes == 2 * 6 * per_token
 

@@ -65,6 +65,15 @@ def test_more_steps_than_the_trained_grid_are_refused_where_ids_stand_for_step_s
     spec.check(Plan.parse("[0.4 0.5 0.6]"))  # ids of another grid, named one by one
 
 
+def test_fewer_steps_are_equal_ones_to_the_same_end_where_iterations_have_step_sizes():
+    grids = {1: (4,), 2: (5, 6), 3: (7, 8, 9), 4: (0, 1, 2, 3)}
+    spec = tiny_spec(ModelLoop(num_steps=4), 1, 4, max_iteration=10, grid=grids.__getitem__)
+    assert str(spec.plan(2)) == "[0.5 0.6]"
+    assert str(spec.plan()) == "[0.0 0.1 0.2 0.3]"
+    two = tiny_spec(Blocks(num_steps=(4, 4)), 2, 4, max_iteration=10, grid=grids.__getitem__)
+    assert str(two.plan((1, 4))) == "[0.4 1.0 1.1 1.2 1.3]"
+
+
 def test_the_writers_of_the_readout_are_known():
     spec = tiny_spec(TwoLevel(), 2, 4)
     state = {"high": StateField(width=4), "low": StateField(width=4, read_by_coda=False)}

@@ -6,7 +6,7 @@ import torch
 from looplab._config import from_dict, to_dict
 from looplab.nn.linear import Init
 from looplab.recurrence.state import standard_noise
-from looplab.recurrence.state_init import STATE_INITS, FixedBuffer, FromEmbeds, Learned, Normal, StateInit, Zeros
+from looplab.recurrence.state_init import STATE_INITS, FixedBuffer, FromEmbeds, Learned, Normal, StateInit, Unit, Zeros
 from reference import recurrence as twin
 
 
@@ -16,7 +16,16 @@ def _seeded():
 
 
 INIT = Init(std=0.5)
-ALL = [FromEmbeds(), Zeros(), Normal(std=0.3), Normal(std="like_init", cut=2.0), Learned(), FixedBuffer(std=0.5)]
+ALL = [
+    FromEmbeds(),
+    Zeros(),
+    Normal(std=0.3),
+    Normal(std="like_init", cut=2.0),
+    Learned(),
+    FixedBuffer(std=0.5),
+    Normal(std=0.3, cut=None),
+    Unit(),
+]
 CUT_AT_3 = 0.98658
 """Standard deviation of a standard normal number truncated at 3."""
 
@@ -65,6 +74,21 @@ def test_the_spread_is_that_of_the_truncated_law_within_one_percent():
     assert huginn.std().item() == pytest.approx(0.6325 * CUT_AT_3, rel=0.01)
 
 
+def test_without_a_cut_the_start_is_the_scaled_noise_itself():
+    z = torch.tensor([[[-40.0, 40.0, -9.0, 0.5]]])
+    s = built(Normal(std=0.5, cut=None), embed_scale=3.0)(embeds(1, 1), z)
+    assert s.tolist() == [[[-60.0, 60.0, -13.5, 0.75]]]
+
+
+def test_a_unit_start_is_each_token_standardised():
+    z = torch.randn(2, 3, 6, dtype=torch.float64) * 4 + 2
+    s = built(Unit(), state_dim=6)(embeds(dtype=torch.float64), z)
+    for token, noise in zip(s.flatten(0, 1).tolist(), z.flatten(0, 1).tolist(), strict=True):
+        mean = sum(noise) / 6
+        std = math.sqrt(sum((x - mean) ** 2 for x in noise) / 5)
+        assert token == pytest.approx([(x - mean) / (std + 1e-8) for x in noise], rel=1e-12)
+
+
 def test_extreme_noise_stays_finite_and_inside_the_cut():
     z = torch.tensor([[[-40.0, 40.0, -9.0, 9.0]]])
     s = built(Normal(std=1.0))(embeds(1, 1), z)
@@ -90,7 +114,7 @@ def test_no_spread_equals_zeros_bit_for_bit_and_needs_no_noise():
 
 
 def test_only_a_random_start_asks_for_noise():
-    assert [c.noise_width(8) for c in ALL] == [0, 0, 8, 8, 0, 0]
+    assert [c.noise_width(8) for c in ALL] == [0, 0, 8, 8, 0, 0, 8, 8]
 
 
 def test_a_trained_vector_is_a_parameter_and_a_fixed_one_a_buffer():
@@ -135,6 +159,6 @@ def test_a_bad_value_is_refused(make, message):
 
 
 def test_every_choice_is_registered_and_survives_json():
-    assert list(STATE_INITS) == ["fixed_buffer", "from_embeds", "learned", "normal", "zeros"]
+    assert list(STATE_INITS) == ["fixed_buffer", "from_embeds", "learned", "normal", "unit", "zeros"]
     for config in ALL:
         assert from_dict(StateInit, to_dict(config)) == config

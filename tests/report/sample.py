@@ -651,7 +651,7 @@ def assemble(
             applications=minimal * 200,
             phases=phases,
         ),
-        versions={"looplab": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
+        versions={"looplab": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
         command=f"looplab audit {name} --out audit-out",
     )
 

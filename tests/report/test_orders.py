@@ -39,6 +39,7 @@ def test_the_four_way_view_has_every_order_its_mean_and_its_range():
     for row in rows[:5]:
         *terms, whole = numbers(row[2:])
         assert sum(terms) == pytest.approx(whole, abs=0.003)
+    assert rows[4][2].path == 'domains[0].four_way[1].mean["application"]'
     low, high = (float(end) for end in rows[5][2].text.split(" .. "))
     assert (low, high) == (min(numbers(row[2:3])[0] for row in rows[:4]), max(numbers(row[2:3])[0] for row in rows[:4]))
 

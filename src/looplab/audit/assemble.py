@@ -20,6 +20,7 @@ from looplab.audit.factorial import factorials
 from looplab.audit.four_way import four_ways
 from looplab.audit.geometry import Reference, geometry
 from looplab.audit.measure import Fits
+from looplab.audit.probes import Affine, FullRank
 from looplab.audit.result import (
     DENSE_MESSAGE,
     RAW,
@@ -32,6 +33,7 @@ from looplab.audit.result import (
     DocumentCounts,
     DomainResult,
     Estimate,
+    FullRankFit,
     ModelCard,
     ProbeGain,
     ProbeLoss,
@@ -303,7 +305,8 @@ def _schedule_result(part: Measured, name: str, k: int | None, references: Mappi
             for readout in losses.readouts
         ),
         temperature=_temperature(part, name),
-        affine=None if fit.affine is None else _affine(fit),
+        affine=None if fit.affine is None else _affine(fit.affine),
+        full_rank=None if fit.full_rank is None else _full_rank(fit.full_rank),
         metrics=tuple(_metrics(kept, probe) for probe in (RAW, TEMPERATURE) if probe in losses.readouts),
         geometry=tuple(geometry(kept.samples[site], reference, site=site) for site, reference in references.items()),
         updates=() if kept.updates is None else updates(kept.updates, *_plan_and_components(part, name)),
@@ -358,14 +361,23 @@ def _diverged(name: str, k: int | None, j: int) -> ScheduleResult:
     return ScheduleResult(name=name, k=k, diverged_at=j, losses=(), temperature=None, affine=None, metrics=())
 
 
-def _affine(fit: Fits) -> AffineFit:
-    affine = fit.affine
-    assert affine is not None
+def _affine(found: Affine) -> AffineFit:
     return AffineFit(
-        penalty=affine.strength if np.isfinite(affine.strength) else None,
-        converged=affine.converged,
-        convex=affine.convex,
-        iterations=affine.iterations,
+        penalty=found.strength if np.isfinite(found.strength) else None,
+        converged=found.converged,
+        convex=found.convex,
+        iterations=found.iterations,
+    )
+
+
+def _full_rank(found: FullRank) -> FullRankFit:
+    return FullRankFit(
+        objective=found.objective,
+        penalty=found.strength if np.isfinite(found.strength) else None,
+        converged=found.converged,
+        convex=found.convex,
+        iterations=found.iterations,
+        tokens=found.tokens,
     )
 
 

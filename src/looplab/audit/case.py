@@ -74,7 +74,7 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """One launch: documents of similar length, under one noise seed."""
+    """One launch: rows of similar length, under one noise seed."""
 
     name: str
     batch: Batch
@@ -82,7 +82,7 @@ class Shard:
 
     @property
     def rows(self) -> int:
-        """Documents."""
+        """Rows: documents, or windows of them."""
         return len(self.batch.documents)
 
     @property
@@ -129,7 +129,7 @@ class Case:
     def _shards(self) -> dict[str, dict[str, Shard]]:
         found: dict[str, dict[str, Shard]] = {}
         for split in (*self.fitted_splits, EVALUATION):
-            batches = self.split(split).batches(self.batch_tokens)
+            batches = self.split(split).batches(self.batch_tokens, padded=self.subject.runner.pads)
             pairs = ((i, j) for i in range(len(batches)) for j in range(self.subject.seeds))
             named = (Shard(f"{i:05d}.{j}", batches[i], j) for i, j in pairs)
             found[split] = {shard.name: shard for shard in named}

@@ -58,22 +58,24 @@ class Scores:
         )
 
     def add(self, part: Part, rows: np.ndarray, place: np.ndarray, noise_seed: int, sample: np.ndarray) -> None:
-        """Enters one shard: `rows` are its documents, `place` its tokens, in the order of the split.
+        """Adds one shard: `rows` are the documents of its rows, `place` its tokens, in the order of the split.
+
+        Several rows may belong to one document.
 
         `sample`: for every token of the split, its place in the sample, or -1.
         """
         arrays = part.arrays
         for readout, losses in self.losses.items():
-            losses[noise_seed, rows] = arrays[f"loss.{readout}"]
-        self.derivatives[:, rows] += arrays["derivatives"]
-        self.extra[rows] += arrays["extra"]
+            np.add.at(losses[noise_seed], rows, arrays[f"loss.{readout}"])
+        np.add.at(self.derivatives.T, rows, arrays["derivatives"].T)
+        np.add.at(self.extra, rows, arrays["extra"])
         for readout, confidence in self.confidence.items():
             confidence[noise_seed, place] = arrays[f"confidence.{readout}"]
         self.correct[noise_seed, place] = arrays["correct"]
         for name, total in zip(MEANS, arrays["totals"], strict=True):
             self.totals[name] += float(total)
         for readout, sums in self.buckets.items():
-            sums[rows] += arrays[f"bucket.{readout}"]
+            np.add.at(sums, rows, arrays[f"bucket.{readout}"])
         for site, dtype in part.facts.get("dtypes", {}).items():
             vectors = as_tensor(arrays[f"sample.{site}"], dtype)
             if site not in self.samples:
@@ -82,7 +84,7 @@ class Scores:
         if "updates" in arrays:
             if self.updates is None:
                 self.updates = np.zeros((self.buckets[RAW].shape[0], *arrays["updates"].shape[1:]))
-            self.updates[rows] += arrays["updates"]
+            np.add.at(self.updates, rows, arrays["updates"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +101,7 @@ class Collected:
 def collect(journal: Journal, name: Name, case: Case) -> Collected:
     """Reads all parts of a case; KeyError if one is missing."""
     split = case.domain.evaluation
-    document_of = {id(document): i for i, document in enumerate(split.documents)}
+    document_of = {id(row): int(i) for row, i in zip(split.rows, split.row_owners, strict=True)}
     fits, scores, diverged = {}, {}, {}
     chosen = case.sample.numpy()
     sample = np.where(chosen, np.cumsum(chosen) - 1, -1)
@@ -121,7 +123,7 @@ def collect(journal: Journal, name: Name, case: Case) -> Collected:
             crossing = (*name, CROSS, key, schedule)
             if crossing in journal:
                 for other, losses in journal.get(crossing).arrays.items():
-                    kept.cross.setdefault(other, np.zeros(len(split.documents)))[rows] += losses
+                    np.add.at(kept.cross.setdefault(other, np.zeros(len(split.documents))), rows, losses)
         else:
             scores[schedule] = kept
     return Collected(case, fits, scores, diverged)

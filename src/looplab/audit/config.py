@@ -39,6 +39,8 @@ class AuditConfig:
     calibration_documents: int = 200
     max_tokens: int | None = None
     """Longest document; None is 1024, or the trained context where that is shorter."""
+    windows: int = 1
+    """Most windows of a text that is longer than that; they are one document in everything that is reported."""
     calibration_tokens: int = 50_000
     affine_tokens: int = 12_000
     init_seeds: int = 3
@@ -56,8 +58,8 @@ class AuditConfig:
 
     def __post_init__(self) -> None:
         at_least = {
-            "permutations": 0, "documents": 1, "calibration_documents": 1, "max_tokens": 2, "calibration_tokens": 1,
-            "affine_tokens": 1, "init_seeds": 1, "replicates": 1000,
+            "permutations": 0, "documents": 1, "calibration_documents": 1, "max_tokens": 2, "windows": 1,
+            "calibration_tokens": 1, "affine_tokens": 1, "init_seeds": 1, "replicates": 1000,
         }  # fmt: skip
         for name, low in at_least.items():
             value = getattr(self, name)

@@ -27,12 +27,13 @@ def domain_findings(
         ("calibration", len(domain.calibration.documents), FEW_CALIBRATION),
     )
     found += [_few_documents(domain.name, side, count, least) for side, count, least in sizes if count < least]
-    if domain.overlap > MUCH_OVERLAP:
-        found.append(_split_overlap(domain))
+    if domain.overlap is not None and domain.overlap > MUCH_OVERLAP:
+        found.append(_split_overlap(domain.name, domain.overlap))
     found += [_diverges(domain.name, name, j) for name, j in diverged.items()]
     for name, fit in fits.items():
         where: dict[str, str | int] = {"domain": domain.name, "schedule": name}
-        found += [replace(f, where=where) for f in (fit.affine.findings if fit.affine else ())]
+        for probe in (fit.affine, fit.full_rank):
+            found += [replace(f, where=where) for f in (probe.findings if probe else ())]
     for finding in statistical:
         value = finding.value if finding.value is not None and math.isfinite(finding.value) else None
         found.append(replace(finding, value=value, where={"domain": domain.name, **finding.where}))
@@ -111,15 +112,15 @@ def _few_documents(domain: str, side: str, count: int, least: int) -> Finding:
     )
 
 
-def _split_overlap(domain: Domain) -> Finding:
+def _split_overlap(domain: str, overlap: float) -> Finding:
     return Finding(
         kind="audit.split_overlap",
         level=Level.WARNING,
-        message=f"{100 * domain.overlap:.1f} % of the evaluation 13-grams of {domain.name} occur in calibration.",
+        message=f"{100 * overlap:.1f} % of the evaluation 13-grams of {domain} occur in calibration.",
         remedy="Remove repeated passages, or give documents that share them one group.",
-        value=domain.overlap,
+        value=overlap,
         threshold=MUCH_OVERLAP,
-        where={"domain": domain.name},
+        where={"domain": domain},
     )
 
 

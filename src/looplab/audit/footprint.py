@@ -15,6 +15,7 @@ in it. Disk: hidden states of calibration documents until their fit, and what th
 from dataclasses import dataclass
 
 from looplab.audit.case import CALIBRATION, EVALUATION, FULL_RANK, Case
+from looplab.audit.documents import extras_of
 from looplab.audit.probes import LOGIT_BYTES
 from looplab.recurrence import state as states
 
@@ -74,7 +75,9 @@ def footprint(case: Case, *, spool_bytes: int = SPOOL_BYTES) -> Footprint:
     subject, runner = case.subject, case.subject.runner
     shards = [shard for split in (*case.fitted_splits, EVALUATION) for shard in case.shards(split).values()]
     probe = min(shards, key=lambda shard: shard.batch.tokens.shape[1])
-    context, state = runner.start(probe.batch.tokens[:1], None, probe.items[:1])
+    context, state = runner.start(
+        probe.batch.tokens[:1], None, probe.items[:1], extras=extras_of(probe.batch.documents[:1])
+    )
     per_position = probe.batch.tokens.shape[1]
     each_context, each_state = states.nbytes(context) / per_position, states.nbytes(state) / per_position
     width = runner.hidden(state, context)[0, :1]

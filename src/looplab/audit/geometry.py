@@ -49,9 +49,7 @@ def chosen_tokens(split: Split, limit: int = LIMIT) -> Bool[Tensor, " tokens"]:
     if split.tokens <= limit:
         return torch.ones(split.tokens, dtype=torch.bool)
     digests = [
-        hashlib.sha256(f"{document.content_key}:{position}".encode()).digest()
-        for document in split.documents
-        for position in range(document.first, len(document.tokens))
+        hashlib.sha256(f"{row.name}:{position}".encode()).digest() for row in split.rows for position in row.positions
     ]
     chosen = torch.zeros(split.tokens, dtype=torch.bool)
     chosen[sorted(range(split.tokens), key=digests.__getitem__)[:limit]] = True
@@ -59,12 +57,14 @@ def chosen_tokens(split: Split, limit: int = LIMIT) -> Bool[Tensor, " tokens"]:
 
 
 def read_state(state: Any, fields: Mapping[str, StateField]) -> Float[Tensor, "batch seq dim"]:
-    """The state components that `coda` reads, side by side; values per row instead of per token are left out.
+    """The state components that `coda` reads, side by side, at the positions of the tokens.
+
+    Values per row instead of per token are left out.
 
     `fields`: the state of the LoopSpec.
     """
-    read = [name for name, field in fields.items() if field.read_by_coda and field.per == "token"]
-    return torch.cat([component(state, name) for name in read], dim=-1)
+    read = {name: field.prefix for name, field in fields.items() if field.read_by_coda and field.per == "token"}
+    return torch.cat([component(state, name)[:, prefix:].flatten(2) for name, prefix in read.items()], dim=-1)
 
 
 class Reference:

@@ -25,8 +25,10 @@ from looplab.audit.case import (
     CALIBRATION,
     EVALUATION,
     FULL,
+    FULL_RANK,
     MODEL,
     TEMPERATURE,
+    TRAINING,
     Case,
     Shard,
     Subject,
@@ -36,12 +38,14 @@ from looplab.audit.case import (
 from looplab.audit.geometry import read_state
 from looplab.audit.probes import (
     Affine,
+    FullRank,
     LogitChunks,
     Temperature,
     TokenScores,
     divergence,
     exact_refit,
     fit_affine,
+    fit_full_rank,
     fit_temperature,
     leading_tokens,
     token_nll,
@@ -107,7 +111,7 @@ def walk_shard(
     runner, batch = subject.runner, shard.batch
     ledger = Ledger() if ledger is None else ledger
     before = ledger.row_applications
-    context, start = runner.start(batch.tokens, batch.valid, shard.items, ledger)
+    context, start = runner.start(batch.tokens, batch.valid, shard.items, ledger, batch.extras)
     diverged: dict[str, int] = {}
 
     def on_node(node: PlanNode, state: Any) -> None:
@@ -180,6 +184,7 @@ class Fits:
     temperature: Temperature | None = None
     replicates: TemperatureReplicates | None = None
     affine: Affine | None = None
+    full_rank: FullRank | None = None
 
 
 def fit(case: Case, tables: Mapping[str, Tensor], full: Mapping[str, Tensor], ledger: Ledger) -> Fits:
@@ -187,7 +192,7 @@ def fit(case: Case, tables: Mapping[str, Tensor], full: Mapping[str, Tensor], le
 
     Args:
         tables: Split -> hidden states of the schedule in the order of the split's token table.
-        full: The same of the full plan.
+        full: The same of the full plan, where the full-rank probe is fitted to its output.
     """
     config, subject = case.config, case.subject
     if not config.probes:
@@ -211,7 +216,16 @@ def fit(case: Case, tables: Mapping[str, Tensor], full: Mapping[str, Tensor], le
             used = leading_tokens(table.owners, config.affine_tokens)
             keys = [document.key for document in table.split.documents[: int(table.owners[used - 1]) + 1]]
             affine = fit_affine(hidden[:used], head, table.targets[:used], table.owners[:used], keys)
-    return Fits(temperature, replicates, affine)
+        full_rank = _full_rank(case, tables[TRAINING], full.get(TRAINING), head) if FULL_RANK in config.probes else None
+    return Fits(temperature, replicates, affine, full_rank)
+
+
+def _full_rank(case: Case, hidden: Tensor, full: Tensor | None, head: Callable[[Tensor], Tensor]) -> FullRank:
+    table = Table(case.domain.training, case.subject.seeds)
+    keys = [document.key for document in table.split.documents]
+    return fit_full_rank(
+        hidden, head, table.targets, table.owners, keys, objective=case.config.objective, full_hidden=full
+    )
 
 
 def pack_fits(fits: Fits) -> Part:
@@ -228,18 +242,26 @@ def pack_fits(fits: Fits) -> Part:
         a = fits.affine
         arrays |= {"affine.gain": a.gain, "affine.shift": a.shift, "affine.heldout": np.array(a.heldout)}
         arrays["affine.numbers"] = np.array([a.scale, a.strength])
-        facts["affine"] = {name: getattr(a, name) for name in ("converged", "iterations", "passes", "tokens", "convex")}
+        facts["affine"] = {name: getattr(a, name) for name in _SEARCH}
         facts["affine"]["findings"] = [finding.to_dict() for finding in a.findings]
+    if fits.full_rank is not None:
+        f = fits.full_rank
+        arrays |= {"full_rank.matrix": f.matrix, "full_rank.shift": f.shift}
+        arrays |= {"full_rank.heldout": np.array(f.heldout).reshape(-1, 2)}
+        arrays["full_rank.numbers"] = np.array([f.scale, f.strength])
+        facts["full_rank"] = {name: getattr(f, name) for name in ("objective", *_SEARCH)}
+        facts["full_rank"]["findings"] = [finding.to_dict() for finding in f.findings]
     return Part(arrays, facts)
 
 
 _SUMS = ("loss", "first", "second", "third", "tokens")
+_SEARCH = ("converged", "iterations", "passes", "tokens", "convex")
 
 
 def unpack_fits(part: Part) -> Fits:
     """The fits of a part."""
     arrays, facts = part.arrays, part.facts
-    temperature = replicates = affine = None
+    temperature = replicates = affine = full_rank = None
     if "temperature" in facts:
         beta, loss, difference = map(float, arrays["temperature.numbers"])
         sums = DocumentSums(**{name: arrays[f"temperature.{name}"] for name in _SUMS})
@@ -252,18 +274,24 @@ def unpack_fits(part: Part) -> Fits:
             difference=difference,
         )
     if "affine" in facts:
-        scale, strength = map(float, arrays["affine.numbers"])
-        known = {name: value for name, value in facts["affine"].items() if name != "findings"}
-        affine = Affine(
-            gain=arrays["affine.gain"],
-            shift=arrays["affine.shift"],
-            scale=scale,
-            strength=strength,
-            heldout=tuple((float(s), float(loss)) for s, loss in arrays["affine.heldout"]),
-            findings=tuple(Finding.from_dict(finding) for finding in facts["affine"]["findings"]),
-            **known,
-        )
-    return Fits(temperature, replicates, affine)
+        affine = Affine(gain=arrays["affine.gain"], shift=arrays["affine.shift"], **_found(part, "affine"))
+    if "full_rank" in facts:
+        matrix, shift = arrays["full_rank.matrix"], arrays["full_rank.shift"]
+        full_rank = FullRank(matrix=matrix, shift=shift, **_found(part, "full_rank"))
+    return Fits(temperature, replicates, affine, full_rank)
+
+
+def _found(part: Part, probe: str) -> dict[str, Any]:
+    """What both penalised probes have in common."""
+    scale, strength = map(float, part.arrays[f"{probe}.numbers"])
+    facts = dict(part.facts[probe])
+    return {
+        **facts,
+        "findings": tuple(Finding.from_dict(finding) for finding in facts["findings"]),
+        "scale": scale,
+        "strength": strength,
+        "heldout": tuple((float(s), float(loss)) for s, loss in part.arrays[f"{probe}.heldout"]),
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,7 +385,8 @@ def _update_meter(case: Case, shard: Shard, root: PlanNode, names: Mapping[str, 
     components = token_components(spec.state)
     if case.role != MODEL or not wanted or not components:
         return None
-    return UpdateMeter(root, wanted, components, shard.batch.read, shard.rows)
+    prefixes = [spec.state[name].prefix for name in components]
+    return UpdateMeter(root, wanted, components, shard.batch.read, shard.rows, prefixes)
 
 
 def _score(
@@ -373,7 +402,8 @@ def _score(
     """All scores of one schedule on one shard (none without fits), and its losses under other domains' betas."""
     head, hidden = counting_head(case.subject.runner, ledger), spool.get(name)
     targets, owners = case.domain.evaluation.targets[shard.batch.place], shard.batch.read[0]
-    temperature, replicates, affine = (None,) * 3 if fits is None else (fits.temperature, fits.replicates, fits.affine)
+    found = Fits() if fits is None else fits
+    temperature, replicates = found.temperature, found.replicates
     exact = [] if replicates is None else [float(beta) for beta in replicates.exact_betas]
     beta = 1.0 if temperature is None else temperature.beta
     scored = token_scores(hidden, head, targets, owners, beta=beta, extra_betas=[*exact, *cross.values()])
@@ -383,8 +413,9 @@ def _score(
     losses = {RAW: scored.raw.nll}
     if temperature is not None:
         losses[TEMPERATURE] = scored.temperature.nll
-    if affine is not None:
-        losses[AFFINE] = token_nll(affine.apply(hidden), head, targets)
+    for readout, probe in ((AFFINE, found.affine), (FULL_RANK, found.full_rank)):
+        if probe is not None:
+            losses[readout] = token_nll(probe.apply(hidden), head, targets)
     kl, agree = divergence(hidden, spool.get(FULL), head)
     arrays = {
         **{f"loss.{readout}": _by_document(owners.numpy(), nll, shard.rows) for readout, nll in losses.items()},
@@ -436,6 +467,7 @@ def _columns(
     split, place = case.split(EVALUATION), shard.batch.place
     columns: dict[str, np.ndarray] = {
         "document": split.owners[place].numpy().astype(np.int32),
+        "window": split.windows[place].numpy().astype(np.int32),
         "position": split.positions[place].numpy().astype(np.int32),
         "token": split.targets[place].numpy().astype(np.int32),
         "noise_seed": np.full(len(place), shard.noise_seed, dtype=np.int8),

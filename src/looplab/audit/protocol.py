@@ -212,7 +212,8 @@ def _domain_sets(documents: Documents) -> dict[str, DocumentSet]:
     if isinstance(documents, Mapping):
         return dict(documents)
     made = tuple(Document(text, line=i) if isinstance(text, str) else text for i, text in enumerate(documents, 1))
-    return {"text": DocumentSet("given documents", made, "")}
+    kind = "grids" if any(isinstance(document, Grid) for document in made) else "texts"
+    return {"text": DocumentSet(f"given {kind}", made, "")}
 
 
 def _subject(opened: Opened, config: AuditConfig) -> Subject:
@@ -284,6 +285,7 @@ def _domain(
         opened.tokenizer,
         mask_token=opened.model.mask_token,
         puzzle_ids=opened.model.spec.extras.get(PUZZLE_IDS),
+        grid_tokens=opened.model.spec.fixed_length,
         seed=config.seed,
         evaluation=config.documents,
         calibration=config.calibration_documents,
@@ -583,6 +585,6 @@ def _losses(part: Collected) -> Losses:
         {name: sums[own] for name, own in origin.items() if own in sums},
         draws,
         tokens=split.counts.astype(np.float64) * subject.seeds,
-        num_bytes=int(split.text_bytes.sum()) * subject.seeds or None,
+        num_bytes=int(split.text_bytes.sum()) * subject.seeds,
         weighting=config.weighting,
     )

@@ -109,13 +109,14 @@ class DocumentCounts:
     calibration: int
     evaluation_tokens: int
     calibration_tokens: int
-    evaluation_bytes: int
+    evaluation_bytes: int | None
+    """None for grids."""
     affine_tokens: int
     longest: int
     cut: int
     """Documents longer than `max_tokens`."""
-    overlap: float
-    """Share of evaluation 13-grams that occur in calibration."""
+    overlap: float | None
+    """Share of evaluation 13-grams that occur in calibration; None for grids."""
     padding: float
     """Share of padded positions in the evaluation batches."""
 
@@ -126,7 +127,8 @@ class ProbeLoss:
 
     probe: str
     loss: Estimate
-    per_byte: float
+    per_byte: float | None
+    """None for grids."""
     seeds: tuple[float, ...]
     """The loss for each noise seed; one entry for a model without noise."""
 

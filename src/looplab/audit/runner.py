@@ -5,7 +5,7 @@ document, so the first positions of a document start the same whatever its lengt
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,20 +36,37 @@ class Runner:
         """A parameter: its dtype and device are those of every launch."""
         return next(self.model.parameters())
 
+    @property
+    def pads(self) -> bool:
+        """Whether rows of different lengths can share a launch."""
+        return "right" in self.spec.padding
+
     def start(
         self,
         tokens: Int[Tensor, "batch seq"],
         valid: Bool[Tensor, "batch seq"] | None,
         items: Sequence[int],
         ledger: Ledger | None = None,
+        extras: Mapping[str, Tensor] | None = None,
     ) -> tuple[Any, Any]:
-        """Context and initial state. `items`: one number per row that names its noise."""
+        """Context and initial state.
+
+        Args:
+            items: One number per row that names its noise.
+            extras: What the rows bring along besides tokens.
+        """
         device = self.weights.device
         with torch.no_grad():
-            context = self.model.encode(tokens.to(device), valid=None if valid is None else valid.to(device))
+            context = self.model.encode(
+                tokens.to(device), valid=None if valid is None else valid.to(device), extras=self.placed(extras)
+            )
             if ledger is not None:
                 ledger.count_encode(self.spec, rows=tokens.shape[0], tokens=tokens.shape[1])
             return context, self.model.init_state(context, self.noise(context.positions, items))
+
+    def placed(self, extras: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
+        """Extras on the model's device."""
+        return None if extras is None else {key: tensor.to(self.weights.device) for key, tensor in extras.items()}
 
     def noise(
         self, positions: Int[Tensor, "batch seq"], items: Sequence[int]
@@ -82,7 +99,7 @@ class Runner:
     def head(self, hidden: Float[Tensor, "tokens dim"]) -> Float[Tensor, "tokens vocab"]:
         """Logits on the CPU of hidden states in any dtype; differentiable in `hidden`."""
         row = hidden.to(self.weights.device, self.weights.dtype)[None]  # the contract's head takes rows of tokens
-        return self.model.head(row)[0].cpu()
+        return self.model.head(row).squeeze(0).cpu()  # whose backward copies nothing, unlike that of [0]
 
 
 def weight_hash(model: Any) -> str:

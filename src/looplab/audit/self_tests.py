@@ -5,7 +5,7 @@
     T3 padding     scored losses do not change under left and right padding
     T4 batch       rows permuted, or alone, give the same
     T5 repeatable  twice the same run, the same bits
-    T6 classes     equal operator classes give equal outputs
+    T6 classes     equal operator classes give equal outputs, those of coarser grids of step sizes included
     T7 causality   changing the last token leaves earlier logits alone
     T8 sharing     schedules of the shared walk = the same schedules run from the start
     T9 frozen      eval mode, the same weights before and after
@@ -14,7 +14,7 @@ A difference is the maximum absolute one over max(1, max |logit|); its limit dep
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any
@@ -24,10 +24,11 @@ from torch import Tensor
 
 from looplab._tolerances import SELF_TEST
 from looplab._types import Float
-from looplab.audit.documents import ScoredDocument, pad
+from looplab.audit.documents import extras_of, pad
+from looplab.audit.reading import ScoredDocument
 from looplab.audit.result import SelfTest
 from looplab.audit.runner import Runner, weight_hash
-from looplab.audit.schedules import FullPlan, prefix, repeat, suffix, trie
+from looplab.audit.schedules import FullPlan, prefix, regrid, repeat, suffix, trie
 from looplab.records import Finding, Level
 from looplab.recurrence import state as states
 from looplab.recurrence.ledger import Ledger
@@ -102,7 +103,12 @@ class Checks:
     def even(self) -> tuple[ScoredDocument, ...]:
         """The documents cut to the shortest, so that nothing is padded."""
         shortest = min(len(document.tokens) for document in self.documents)
-        return tuple(_cut(document, shortest) for document in self.documents)
+        return tuple(document.trimmed(shortest) for document in self.documents)
+
+    @cached_property
+    def together(self) -> tuple[ScoredDocument, ...]:
+        """What may share a launch."""
+        return self.documents if self.runner.pads else self.even
 
     def logits(
         self,
@@ -121,7 +127,8 @@ class Checks:
         return [row[own] for row, own in zip(logits, rows, strict=True)]
 
     def _start(self, documents: Sequence[ScoredDocument], tokens: Tensor, valid: Tensor | None) -> tuple[Any, Any]:
-        return self.runner.start(tokens, valid, [document.item(0) for document in documents], self.ledger)
+        items = [document.item(0) for document in documents]
+        return self.runner.start(tokens, valid, items, self.ledger, extras_of(documents))
 
     def _logits(self, state: Any, context: Any) -> Float[Tensor, "batch seq vocab"]:
         hidden = self.runner.hidden(state, context)
@@ -142,7 +149,7 @@ class Checks:
     def finite(self) -> None:
         """Refuses a full plan whose logits are not finite."""
         for document, logits in zip(self.documents, self.alone, strict=True):
-            check_finite(logits[document.first - 1 : -1], document)
+            check_finite(logits[document.read], document)
 
     def readout_and_native(self) -> tuple[SelfTest, SelfTest]:
         """T1 and T2."""
@@ -155,6 +162,7 @@ class Checks:
                 tokens.to(context.embeds.device),
                 plan=self.full.plan,
                 noise=noise,
+                extras=self.runner.placed(extras_of(self.even)),
                 ledger=self.ledger,
             )
         assert native.logits is not None
@@ -176,7 +184,10 @@ class Checks:
         supported = self.runner.spec.padding
         margins = {side: self._padded(side) for side in ("right", "left") if side in supported}
         limit = self.limit
-        note = ", ".join(f"{side} {margin:.1e}" for side, margin in margins.items()) or "documents run one by one"
+        note = (
+            ", ".join(f"{side} {margin:.1e}" for side, margin in margins.items())
+            or "only documents of equal length share a launch"
+        )
         findings = []
         if "left" in margins and not margins["left"] <= limit and margins.get("right", 1.0) <= limit:
             findings.append(_mask_ignored(margins.pop("left"), limit))
@@ -192,9 +203,12 @@ class Checks:
 
     def batch_order(self) -> SelfTest:
         """T4."""
-        together = self.logits(self.documents, self.full.plan)
-        turned = self.logits(self.documents[::-1], self.full.plan)[::-1]
-        others = zip(together, turned, self.alone, strict=True)
+        together = self.logits(self.together, self.full.plan)
+        turned = self.logits(self.together[::-1], self.full.plan)[::-1]
+        alone = self.alone
+        if self.together is not self.documents:
+            alone = [self.logits([document], self.full.plan)[0] for document in self.together]
+        others = zip(together, turned, alone, strict=True)
         margin = max(max(difference(row, again), difference(row, single)) for row, again, single in others)
         return self._judge("T4", margin)
 
@@ -205,13 +219,13 @@ class Checks:
         return self._judge("T5", margin, limit=0.0)
 
     def operator_classes(self) -> tuple[SelfTest, list[Finding]]:
-        """T6: every block, every pair of its first 16 indices, from the initial state and from the first state."""
+        """T6: every block, every pair of its first indices (`_indices`), from the initial and from the first state."""
         tokens, valid = pad(self.even)
         context, initial = self._start(self.even, tokens, valid)
         origins = [initial, self.runner.rollout(self.full.plan[:1], context, initial)]
         margin, inert = 0.0, []
         for block in sorted({block for block, _ in self.full.plan}):
-            indices = sorted({iteration for b, iteration in self.full.plan if b == block})[:MAX_INDICES]
+            indices = self._indices(block)
             outputs = {t: [self.runner.rollout([Application(block, t)], context, s) for s in origins] for t in indices}
             self._count([Application(block, t) for t in indices for _ in origins], *tokens.shape)
             for a, b in combinations(indices, 2):
@@ -222,6 +236,14 @@ class Checks:
                     inert.append(Plan.of([(block, a), (block, b)]))
         test = self._judge("T6", margin)
         return test, [_index_inert(inert)] if inert else []
+
+    def _indices(self, block: int) -> list[int]:
+        """Up to 16 indices of the full plan and up to 16 more of `regrid`, the first step of every grid first."""
+        own = sorted({iteration for b, iteration in self.full.plan if b == block})
+        grids = [regrid(k).plan(self.full) for k in range(1, self.full.M + 1)] if self.full.regrids else []
+        ids = [[iteration for b, iteration in plan if b == block] for plan in grids]
+        coarser = [grid[step] for step in range(self.full.M) for grid in ids if step < len(grid)]
+        return own[:MAX_INDICES] + [iteration for iteration in coarser if iteration not in own][:MAX_INDICES]
 
     def causality(self) -> SelfTest:
         """T7."""
@@ -304,7 +326,7 @@ def check_finite(values: Float[Tensor, "seq dim"], document: ScoredDocument) -> 
     """Refuses numbers of one document's scored positions, in order, that are not finite."""
     bad = ~torch.isfinite(values).all(dim=1)
     if bool(bad.any()):
-        position = document.first + int(bad.nonzero()[0])
+        position = int(document.positions[int(bad.nonzero()[0])])
         raise NonFiniteError(
             f"the full plan gives non-finite logits (first: document {document.line}, position {position}). "
             "Try --dtype float32."
@@ -323,24 +345,14 @@ def _state_difference(a: Any, b: Any) -> float:
 
 
 def _nll(document: ScoredDocument, logits: Tensor) -> Tensor:
-    targets = torch.from_numpy(document.tokens[document.first :]).long()
-    return torch.nn.functional.cross_entropy(logits[document.first - 1 : -1], targets, reduction="none")
-
-
-def _cut(document: ScoredDocument, length: int) -> ScoredDocument:
-    return _with_tokens(document, document.tokens[:length])
+    targets = torch.from_numpy(document.targets).long()
+    return torch.nn.functional.cross_entropy(logits[document.read], targets, reduction="none")
 
 
 def _with_other_ending(document: ScoredDocument, vocabulary: int) -> ScoredDocument:
     tokens = document.tokens.copy()
     tokens[-1] = (tokens[-1] + 1) % vocabulary
-    return _with_tokens(document, tokens)
-
-
-def _with_tokens(document: ScoredDocument, tokens: Any) -> ScoredDocument:
-    return ScoredDocument(
-        document.key, document.content_key, tokens, min(document.first, len(tokens)), 0, "", document.line, document.cut
-    )
+    return replace(document, tokens=tokens)
 
 
 def _frozen(model: Any, before: str) -> SelfTest:

@@ -2,7 +2,7 @@
 
     tokens.parquet             one row per scored token, schedule and noise seed
     documents.parquet          one row per document and schedule: sums of every loss, and of its derivatives in beta
-    probes/<domain>.safetensors   <schedule>.beta, .gain, .shift, .scale
+    probes/<domain>.safetensors   <schedule>.beta, .gain, .shift, .scale, .full_rank.{matrix,shift,scale}
 
 Everything is written into a hidden folder beside its place and moved there at the end; each file is replaced whole.
 """
@@ -81,7 +81,7 @@ def _tokens(journal: Journal, collected: Mapping[str, Collected]) -> Iterator[Ro
 
 def _order(column: str) -> tuple[int, str]:
     """Identifiers first, then measurements by name."""
-    identifiers = ("document", "position", "token", "noise_seed", "correct")
+    identifiers = ("document", "window", "position", "token", "noise_seed", "correct")
     return (identifiers.index(column) if column in identifiers else len(identifiers)), column
 
 
@@ -92,6 +92,10 @@ def _probes(schedule: str, fit: Fits) -> Iterator[tuple[str, np.ndarray]]:
         yield f"{schedule}.gain", np.ascontiguousarray(fit.affine.gain)
         yield f"{schedule}.shift", np.ascontiguousarray(fit.affine.shift)
         yield f"{schedule}.scale", np.array([fit.affine.scale])
+    if fit.full_rank is not None:
+        yield f"{schedule}.full_rank.matrix", np.ascontiguousarray(fit.full_rank.matrix)
+        yield f"{schedule}.full_rank.shift", np.ascontiguousarray(fit.full_rank.shift)
+        yield f"{schedule}.full_rank.scale", np.array([fit.full_rank.scale])
 
 
 def _write(path: Path, rows: Iterator[Rows]) -> None:

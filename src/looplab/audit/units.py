@@ -128,10 +128,8 @@ def full_plan(spec: LoopSpec, num_steps: Steps | None = None) -> FullPlan:
     largest = max((iteration for _, iteration in plan), default=0)
     if limit is not None and largest >= limit:
         raise ValueError(_beyond_table(spec, steps, plan, limit, largest))
-    if spec.grid is not None and plan:
-        spec.grid(largest + 1)  # refuses ids past the trained grid: they stand for other step sizes
     return FullPlan.of(
-        plan,
+        spec.regridded(plan),
         spec.operator_class,
         writers=spec.writes_readout,
         marks=spec.marks(steps),

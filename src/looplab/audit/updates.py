@@ -53,6 +53,7 @@ class UpdateMeter:
         components: Sequence[str],
         read: tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]],
         rows: int,
+        prefixes: Sequence[int] = (),
     ):
         """Finds the paths of `schedules` in the trie.
 
@@ -60,10 +61,12 @@ class UpdateMeter:
             components: `token_components` of the model.
             read: Row and position of every scored token (`Batch.read`).
             rows: Rows of the batch.
+            prefixes: Positions of every component before those of the tokens; none given: no such positions.
         Raises:
             KeyError: A schedule that the trie does not run.
         """
         self._components, self._read, self._rows = tuple(components), read, rows
+        self._prefixes = tuple(prefixes) or (0,) * len(self._components)
         self._parents: dict[int, int] = {}
         # Node -> how many applications still need the state before it, and that state.
         self._waiting: dict[int, int] = {}
@@ -99,7 +102,8 @@ class UpdateMeter:
                 self.tables[name][:, j, c] = measured
 
     def _scored(self, state: Any) -> tuple[Tensor, ...]:
-        leaves = [component(state, name) for name in self._components]
+        pairs = zip(self._components, self._prefixes, strict=True)
+        leaves = [component(state, name)[:, prefix:] for name, prefix in pairs]
         return tuple(leaf[tuple(index.to(leaf.device) for index in self._read)].flatten(1) for leaf in leaves)
 
     def _taken(self, parent: int | None) -> tuple[Tensor, ...] | None:

@@ -10,7 +10,9 @@
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
+from looplab.audit.agreement import share_difference
 from looplab.audit.result import RAW, Agreement, ControlComparison, Decomposition, Estimate, ProbeGain, Verdict, percent
 
 DOMINANT, SUBSTANTIAL, CORRECTABLE = 0.50, 0.10, 0.05
@@ -126,15 +128,29 @@ def _readout(best: ProbeGain | None) -> str:
     return f"Refitting the readout ({best.probe}) removes {amount}, net of full depth{flattening}."
 
 
-def agreements(by_domain: Mapping[str, Sequence[Decomposition]]) -> tuple[Agreement, ...]:
-    """Whether each part's word is the same in every domain, per readout; nothing for a single domain."""
+def agreements(
+    by_domain: Mapping[str, Sequence[Decomposition]], gains: Mapping[str, Sequence[ProbeGain]] | None = None
+) -> tuple[Agreement, ...]:
+    """Whether each part's word is the same in every domain, per readout; nothing for a single domain.
+
+    Args:
+        gains: Probe gains of each domain; with them the refits at prefix(1) are compared too, as part "readout".
+    """
     if len(by_domain) < 2:
         return ()
     words: dict[tuple[str, str], dict[str, str]] = {}
+    shares: dict[tuple[str, str], dict[str, Estimate]] = {}
     for domain, decompositions in by_domain.items():
         for decomposition in decompositions:
             for part in decomposition.parts:
                 words.setdefault((part.name, decomposition.probe), {})[domain] = part.word
+                if part.share is not None:
+                    shares.setdefault((part.name, decomposition.probe), {})[domain] = part.share
+        for gain in (gains or {}).get(domain, ()):
+            if gain.k == 1:
+                words.setdefault(("readout", gain.probe), {})[domain] = gain.word
+                if gain.share is not None:
+                    shares.setdefault(("readout", gain.probe), {})[domain] = gain.share
     order = sorted(words, key=lambda key: key[1] != RAW)
     return tuple(
         Agreement(
@@ -142,9 +158,14 @@ def agreements(by_domain: Mapping[str, Sequence[Decomposition]]) -> tuple[Agreem
             probe=probe,
             word=EVERYWHERE if _agree(words[part, probe], len(by_domain)) else DIFFERS,
             words=words[part, probe],
+            differences=_differences(shares.get((part, probe), {})),
         )
         for part, probe in order
     )
+
+
+def _differences(shares: Mapping[str, Estimate]) -> dict[str, Estimate]:
+    return {f"{one} - {other}": share_difference(shares[one], shares[other]) for one, other in combinations(shares, 2)}
 
 
 def _agree(words: Mapping[str, str], domains: int) -> bool:

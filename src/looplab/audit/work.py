@@ -19,7 +19,19 @@ import numpy as np
 from torch import Tensor
 
 from looplab.audit import measure
-from looplab.audit.case import CONTROL, EVALUATION, FULL, MODEL, TEMPERATURE, Case, Cases, Name, Table
+from looplab.audit.case import (
+    CONTROL,
+    EVALUATION,
+    FULL,
+    FULL_RANK,
+    MODEL,
+    TEMPERATURE,
+    TRAINING,
+    Case,
+    Cases,
+    Name,
+    Table,
+)
 from looplab.audit.measure import Fits, Wanted
 from looplab.audit.schedules import minimal_applications
 from looplab.audit.watch import Watcher
@@ -104,7 +116,9 @@ class ScoreTask:
             keep_tokens=self.keep_tokens,
             spool_bytes=self.spool_bytes,
         )
-        parts = [((*self.case, CROSS, self.shard, name), part) for name, part in crossed.items()]
+        parts: list[tuple[Key, Part]] = [
+            ((*self.case, CROSS, self.shard, name), part) for name, part in crossed.items()
+        ]
         parts += [((*self.case, EVALUATION, self.shard, name), part) for name, part in found.items()]
         return parts, ledger
 
@@ -141,6 +155,10 @@ class Work:
         """Does everything that the journal lacks."""
         self._run_all("calibrate", [task for name in self.cases for task in self._walks(name)])
         self._run_all("fit", self._fits(), total=sum(len(self._unfitted(name)) for name in self.cases))
+        if not self.keep_hidden:  # what was left where a process was killed between a fit and its tidying up
+            for name, case in self.cases.items():
+                for split in case.fitted_splits:
+                    self.journal.drop((*name, split))
         self._run_all("evaluate", [task for name in self.cases for task in self._scores(name)])
 
     def fits(self, name: Name) -> dict[str, Fits]:
@@ -153,11 +171,12 @@ class Work:
 
     def _walks(self, name: Name) -> Iterable[WalkTask]:
         case, unfitted = self.cases[name], self._unfitted(name)
+        fitted = [s for s in case.subject.words if s not in unfitted]
         for split in case.fitted_splits:
+            target = [FULL] if split == TRAINING and unfitted and _fits_to_full(case) else []
             for shard in case.shards(split):
                 have = [s for s in case.subject.words if (*name, split, shard, s) in self.journal]
-                fitted = [s for s in case.subject.words if s not in unfitted]
-                missing = tuple(s for s in unfitted if s not in have)
+                missing = tuple(s for s in dict.fromkeys([*target, *unfitted]) if s not in have)
                 if missing:
                     done = tuple(s for s in case.subject.words if s in (*have, *fitted))
                     yield WalkTask(case=name, split=split, shard=shard, names=missing, done=done)
@@ -179,7 +198,8 @@ class Work:
                     self.journal.put((*name, FITS, schedule), part)
                     continue
                 tables = {split: self._gather(name, split, schedule) for split in keys}
-                yield FitTask(case=name, schedule=schedule, tables=tables, full={}, walked=walked)
+                full = {TRAINING: self._gather(name, TRAINING, FULL)} if _fits_to_full(case) else {}
+                yield FitTask(case=name, schedule=schedule, tables=tables, full=full, walked=walked)
 
     def _gather(self, name: Name, split: str, schedule: str) -> Part:
         """The hidden states of all shards, in the order of the split's token table."""
@@ -258,11 +278,17 @@ class Work:
             self.watcher.advanced(phase, _title(task), finished, total, getattr(task, "schedule", ""))
 
     def _free(self, task: FitTask) -> None:
-        """Drops the hidden states that a fit no longer needs."""
-        if not self.keep_hidden:
-            for split in self.cases[task.case].fitted_splits:
-                for shard in self.cases[task.case].shards(split):
-                    self.journal.drop((*task.case, split, shard, task.schedule))
+        """Drops the hidden states that no fit needs any more; the full plan's may be the target of all others."""
+        case = self.cases[task.case]
+        if self.keep_hidden:
+            return
+        free = [task.schedule]
+        if _fits_to_full(case):
+            free = [s for s in free if s != FULL] + ([] if self._unfitted(task.case) else [FULL])
+        for schedule in free:
+            for split in case.fitted_splits:
+                for shard in case.shards(split):
+                    self.journal.drop((*task.case, split, shard, schedule))
 
     def _size(self, task: Task) -> int:
         """Applications that a walk makes; 1 for a fit."""
@@ -276,6 +302,11 @@ class Work:
             names, split = (*wanted.scores, *wanted.cross, *((FULL,) if wanted.scores else ())), EVALUATION
         words = (case.subject.words[name][1] for name in dict.fromkeys(names))
         return minimal_applications(words) * case.shards(split)[task.shard].rows
+
+
+def _fits_to_full(case: Case) -> bool:
+    """Whether a probe is fitted to the output of the full plan."""
+    return FULL_RANK in case.config.probes and case.config.objective == "kl"
 
 
 def _title(task: Task) -> str:

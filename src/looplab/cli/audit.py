@@ -46,6 +46,8 @@ from looplab.report import write_comparison, write_report
 
 Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
 NONE = "none"
+BUILTIN = "builtin"
+"""The path of the built-in corpus."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -62,7 +64,8 @@ class Options:
     """Checkpoint folders, or names of built-in checkpoints (see `looplab list`). Several are audited one after another,
     each in a folder of its own below --out, and compared on one page."""
     data: Repeated = ()
-    """NAME=PATH of a .txt, .jsonl or .parquet file; may be given several times. Default: the built-in corpus."""
+    """NAME=PATH of a .txt, .jsonl or .parquet file; may be given several times, each a domain of its own. The path
+    "builtin" is the built-in corpus, which is also the default."""
     calibration: Repeated = ()
     """NAME=PATH of separate calibration documents for the domain NAME. Default: each domain is split by hash."""
     text_field: str = "text"
@@ -366,7 +369,9 @@ def named_paths(option: str, entries: Sequence[str]) -> dict[str, str]:
 
 def _read(option: str, sources: dict[str, str], text_field: str) -> dict[str, DocumentSet]:
     return {
-        name: read_documents(path, text_field=text_field, option=f"{option} {name}={path}")
+        name: builtin_corpus("heldout")
+        if path == BUILTIN
+        else read_documents(path, text_field=text_field, option=f"{option} {name}={path}")
         for name, path in sources.items()
     }
 

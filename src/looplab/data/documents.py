@@ -83,6 +83,19 @@ class Grid(_Keyed):
     group: str | None = None
     line: int = field(default=0, compare=False)
 
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.labels) or not self.tokens:
+            raise DataError(
+                f"a grid must have 'tokens' and 'labels' of equal length, at least 1. Got {len(self.tokens)} and "
+                f"{len(self.labels)} (line {self.line}). Give every token a label; {IGNORED} is not scored."
+            )
+        least = min(0, *self.tokens, *(label for label in self.labels if label != IGNORED))
+        if least < 0:
+            raise DataError(
+                f"a grid must have ids from 0, and {IGNORED} where a label is not scored. Got {least} "
+                f"(line {self.line}). Correct the ids."
+            )
+
     def _content(self) -> bytes:
         return np.asarray(self.tokens, dtype="<i8").tobytes()
 
@@ -101,7 +114,7 @@ class DocumentSet:
     skipped: int = 0
 
 
-D = TypeVar("D", Document, Grid)
+D = TypeVar("D", bound=Document | Grid)
 
 
 def drop_duplicates(documents: Iterable[D]) -> list[D]:
@@ -256,7 +269,7 @@ def _document(record: Any, where: str, text_field: str, line: int) -> Document |
 def _grid(record: dict[str, Any], where: str, line: int) -> Grid | _BadRecordError:
     tokens, labels = record["tokens"], record["labels"]
     puzzle, group = record.get("puzzle_id"), record.get("group")
-    if not _whole(tokens, least=0) or not _labels(labels) or len(tokens) != len(labels):
+    if not _whole(tokens, least=0) or not _labels(labels) or len(tokens) != len(labels) or not tokens:
         sizes = " and ".join(f"{len(v)} entries" if isinstance(v, list) else repr(v) for v in (tokens, labels))
         return _BadRecordError(
             f"{where} must have 'tokens' and 'labels' of equal length, ids from 0 (label -100: not scored). "
@@ -274,8 +287,8 @@ def _labels(values: Any) -> bool:
 
 
 def _whole(values: Any, *, least: int) -> bool:
-    """Whether this is a list of whole numbers from `least` on."""
-    return isinstance(values, list) and all(type(v) is int and v >= least for v in values)
+    """Whether this is a list of whole numbers of 32 bits from `least` on."""
+    return isinstance(values, list) and all(type(v) is int and least <= v < 2**31 for v in values)
 
 
 def _encodable(text: str) -> bool:

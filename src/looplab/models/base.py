@@ -44,6 +44,10 @@ class LoopedLM(nn.Module, ABC):
     spec: LoopSpec
     config_class: type
     reference: str = ""
+    mask_token: int | None = None
+    """Id that stands for a token to be predicted, of a masked model."""
+    contract_exceptions: Mapping[str, str] = {}
+    """Points of the contract suite (causality, cache, padding, bfloat16) that do not hold -> why."""
 
     @abstractmethod
     def encode(

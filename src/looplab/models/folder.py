@@ -95,7 +95,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     folder = Path(folder)
     path = folder / CONFIG
     if not path.is_file():
-        raise FileNotFoundError(f"load: {folder} has no {CONFIG}. Found: {_found(folder)}")
+        raise FileNotFoundError(f"load: {folder} has no {CONFIG}. Found: {listing(folder)}")
     try:
         facts = json.loads(path.read_bytes())
     except ValueError as error:
@@ -143,12 +143,20 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         text = ", ".join(filter(None, problems))
         raise ValueError(f"load: {_plural(text)}")
     for name, tensor in tensors.items():
-        bad = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
-        if bad:
-            raise ValueError(f"load: {bad} non-finite values in {name}")
+        check_finite(name, tensor)
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Refuses a tensor that holds NaN or an infinity."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    # The extremes are NaN where any entry is; unlike a mask they take no memory.
+    if not all(torch.isfinite(extreme) for extreme in torch.aminmax(tensor)):
+        bad = int((~torch.isfinite(tensor)).sum())
+        raise ValueError(f"load: {bad} non-finite values in {name}")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -187,26 +195,32 @@ def check_size(path: Path) -> None:
         pass
 
 
-def _weights(folder: Path) -> Path:
-    path = folder / WEIGHTS
-    if path.is_file():
-        return path
+def refuse_pickles(folder: Path) -> None:
+    """Names the way out where a folder's weights are pickled. Called when it has no others."""
     for file in sorted(folder.iterdir()):
         if file.suffix in PICKLES:
             raise ValueError(
                 f"load: {file} is a pickle; looplab does not unpickle. Convert it once: looplab convert {file} OUT"
             )
-    raise FileNotFoundError(f"load: {folder} has no {WEIGHTS}. Found: {_found(folder)}")
+
+
+def listing(folder: Path) -> str:
+    """What is there instead of a file, for errors."""
+    if not folder.is_dir():
+        return "no such folder" if not folder.exists() else "a file"
+    return ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
+
+
+def _weights(folder: Path) -> Path:
+    path = folder / WEIGHTS
+    if path.is_file():
+        return path
+    refuse_pickles(folder)
+    raise FileNotFoundError(f"load: {folder} has no {WEIGHTS}. Found: {listing(folder)}")
 
 
 def _stored(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-
-
-def _found(folder: Path) -> str:
-    if not folder.is_dir():
-        return "no such folder" if not folder.exists() else "a file"
-    return ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
 
 
 def _listed(what: str, names: list[str]) -> str:

@@ -17,7 +17,7 @@ Deviations: none of them is reproduced here; files of their own name map their c
 
 from collections import namedtuple
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -44,10 +44,21 @@ from looplab.nn.rope import Learned as LearnedPositions
 from looplab.nn.rope import Rope
 from looplab.recurrence.boundary import Boundary, NoBoundary, SharedFinalNorm
 from looplab.recurrence.depth import Depth, DepthSampler, FixedDepth, Grid, PrefixDepth, UniformDepth, Unknown
+from looplab.recurrence.halting import Halt, NoHalt
 from looplab.recurrence.injection import Add, Concat, Injection, NoInjection
 from looplab.recurrence.injection.base import Reinjection
-from looplab.recurrence.kv import Cache, CopyLast, DepthIndexed, KVRule, Single, Skip
-from looplab.recurrence.plan import CODA, PRELUDE, Blocks, LayerLoop, ModelLoop, PlanOrder, Sequential, TwoLevel
+from looplab.recurrence.kv import Anchor, Average, Cache, CopyLast, DepthIndexed, First, KVRule, Modulo, Single, Skip
+from looplab.recurrence.plan import (
+    CODA,
+    PRELUDE,
+    Blocks,
+    DeepSupervision,
+    LayerLoop,
+    ModelLoop,
+    PlanOrder,
+    Sequential,
+    TwoLevel,
+)
 from looplab.recurrence.signal import AdaLN, NoSignal, Signal, StepEmbedding
 from looplab.recurrence.spec import Beyond, BlockSpec, ClampLast, LoopSpec, Refuse, StateField
 from looplab.recurrence.state_init import FromEmbeds, Normal, StateInit, Zeros
@@ -91,15 +102,27 @@ class LoopedConfig:
     blocks: tuple[int, ...] = (4,)
     """Layers per block. LayerLoop makes every one of these layers a block of its own."""
     envelope: Envelope | NoEnvelope = field(default_factory=Envelope)
+    core_attention: Attention | None = None
+    """Attention of the core's layers; None: `attention`. The two share positions, rotary tables and mask."""
+    core_ffn: FeedForward | None = None
+    """Feed-forward of the core's layers; None: `ffn`."""
+    value_tables: tuple[int, ...] | None = None
+    """Stored layers (prelude, core, coda, counted through) that have a table of value embeddings; None: all, where
+    `attention.value_embedding` is set."""
+    value_gates: tuple[int, ...] | None = None
+    """Stored layers that have the gate of value embeddings; None: all. A layer adds them if it has gate and table."""
     injection: Injection = field(default_factory=NoInjection)
     state_init: StateInit = field(default_factory=FromEmbeds)
     boundary: Boundary = field(default_factory=NoBoundary)
     exit_norm: Literal["none", "own", "final"] = "none"
     """Once after the loop, before the coda; "final": the same weights as the final norm."""
     norm: Norm = field(default_factory=RMSNorm)
+    final_norm: Norm | None = None
+    """The norm that the readout reads through; None: `norm`."""
     placement: Placement = field(default_factory=PreNorm)
     signal: Signal = field(default_factory=NoSignal)
     update: Update = field(default_factory=Replace)
+    halt: Halt = field(default_factory=NoHalt)
     head: Head = field(default_factory=lambda: Head(tied=True))
     embed_scale: float = 1.0
     """Factor of the embeddings."""
@@ -127,6 +150,7 @@ class LoopedConfig:
         _refuse_order(self)
         _refuse_blind_core(self)
         _refuse_widths(self)
+        _refuse_core_parts(self)
         _refuse_short_index(self)
 
     @property
@@ -134,11 +158,43 @@ class LoopedConfig:
         """Width of the state."""
         return self.dim if self.state_dim is None else self.state_dim
 
+    @property
+    def stored_layers(self) -> int:
+        """Layers of prelude, core and coda, each counted once."""
+        return self.envelope.prelude + sum(self.blocks) + self.envelope.coda
+
+    @property
+    def valued_layers(self) -> tuple[int, ...]:
+        """Stored layers that add value embeddings."""
+        tables = self.stored_tables
+        return tuple(i for i in range(self.stored_layers) if i in tables and self.parts(i)[0].value_embedding)
+
+    @property
+    def stored_tables(self) -> tuple[int, ...]:
+        """Stored layers that have a table of value embeddings."""
+        if not self.attention.value_embedding:
+            return ()
+        return tuple(range(self.stored_layers)) if self.value_tables is None else self.value_tables
+
+    def parts(self, layer: int) -> tuple[Attention, FeedForward]:
+        """Attention and feed-forward of a stored layer."""
+        attention, ffn = self.attention, self.ffn
+        if 0 <= layer - self.envelope.prelude < sum(self.blocks):
+            attention, ffn = self.core_attention or attention, self.core_ffn or ffn
+        if self.value_gates is not None and layer not in self.value_gates:
+            attention = replace(attention, value_embedding=False)
+        return attention, ffn
+
 
 def _refuse_order(c: LoopedConfig) -> None:
     if isinstance(c.order, Sequential):
         raise ValueError(
             "LoopedConfig.order must repeat a block. Got Sequential(). Use models.dense for a dense stack."
+        )
+    if isinstance(c.order, DeepSupervision):
+        raise ValueError(
+            f"LoopedConfig.order must be ModelLoop, LayerLoop, Blocks or TwoLevel. Got {c.order}. "
+            "Use models.trm or models.hrm."
         )
     if isinstance(c.order, ModelLoop | LayerLoop | TwoLevel) and len(c.blocks) != 1:
         name = type(c.order).__name__
@@ -197,6 +253,34 @@ def _refuse_widths(c: LoopedConfig) -> None:
         )
 
 
+def _refuse_core_parts(c: LoopedConfig) -> None:
+    core = c.core_attention or c.attention
+    rotary = ("head_dim",) if isinstance(c.attention.position, Rope) else ()
+    for name in ("position", *rotary, "window", "softcap", "causal", "value_embedding"):
+        if getattr(core, name) != getattr(c.attention, name):
+            raise ValueError(
+                f"LoopedConfig.core_attention.{name} must be that of attention ({getattr(c.attention, name)}), whose "
+                f"positions and mask the core shares. Got {getattr(core, name)}. Change heads or kv_heads only."
+            )
+    for name in ("value_tables", "value_gates"):
+        layers = getattr(c, name)
+        if layers is None:
+            continue
+        if not c.attention.value_embedding:
+            raise ValueError(f"LoopedConfig.{name} must be None without value embeddings. Got {layers}.")
+        if tuple(sorted(set(layers))) != layers or not all(0 <= i < c.stored_layers for i in layers):
+            raise ValueError(
+                f"LoopedConfig.{name} must name stored layers 0..{c.stored_layers - 1} in order. Got {layers}."
+            )
+    for layer in c.valued_layers:
+        width = c.parts(layer)[0].kv_width // 2
+        if width != c.attention.kv_width // 2:
+            raise ValueError(
+                f"LoopedConfig.core_attention must have kv_heads * head_dim = {c.attention.kv_width // 2} where layer "
+                f"{layer} adds value embeddings, whose tables are that wide. Got {width}. Leave out its gate or table."
+            )
+
+
 def _refuse_short_index(c: LoopedConfig) -> None:
     stepwise = isinstance(c.signal, AdaLN)
     limit = len(_grids(c)[0]) if stepwise else c.signal.limit
@@ -223,8 +307,8 @@ class LoopedContext(NamedTuple):
     """What the injection reads: prelude output, or the embeddings."""
     scope: Scope
     """Rotary tables and mask, the same for all layers."""
-    values: tuple[Float[Tensor, "batch seq kv"], ...] | None
-    """Value embeddings of the tokens, one per stored layer (prelude, core, coda)."""
+    values: tuple[Float[Tensor, "batch seq kv"] | None, ...]
+    """Value embeddings of the tokens, one entry per stored layer (prelude, core, coda); None: the layer adds none."""
     times: Float[Tensor, "batch ids"] | None
     step_sizes: Float[Tensor, "batch ids"] | None
     """Time and step size that each iteration id stands for (AdaLN)."""
@@ -253,11 +337,12 @@ class Looped(LoopedLM):
             c.padded_vocab or c.vocab, c.dim, scale=c.embed_scale, positions=positions, init=c.init
         )
         self.embed_norm = c.embed_norm.build(c.dim) if c.embed_norm else None
-        self.prelude = nn.ModuleList(self._layer(c.dim) for _ in range(envelope.prelude))
+        core, coda = envelope.prelude, envelope.prelude + sum(c.blocks)
+        self.prelude = nn.ModuleList(self._layer(i) for i in range(core))
         self.prelude_norm = c.prelude_norm.build(c.dim) if c.prelude_norm else None
-        self.core = nn.ModuleList(self._layer(width) for _ in range(sum(c.blocks)))
-        self.coda_layers = nn.ModuleList(self._layer(c.dim) for _ in range(envelope.coda))
-        self.final_norm = c.norm.build(c.dim)
+        self.core = nn.ModuleList(self._layer(i) for i in range(core, coda))
+        self.coda_layers = nn.ModuleList(self._layer(i) for i in range(coda, c.stored_layers))
+        self.final_norm = (c.final_norm or c.norm).build(c.dim)
         self.start = c.state_init.build(width, c.dim, embed_scale=c.embed_scale, init=c.init)
         self.block_layers = _block_layers(c)
         blocks = range(len(self.block_layers))
@@ -266,21 +351,25 @@ class Looped(LoopedLM):
             [c.injection.build(width, c.dim, c.init) for _ in (blocks[:1] if shared else blocks)]
         )
         self.signals = _modules([c.signal.build(width, c.init) for _ in blocks])
-        linears = Layer.linears(width, c.attention, c.ffn)
+        linears = Layer.linears(width, *c.parts(core))
         self.layer_signals = _modules([c.signal.build_layer(width, linears, c.init) for _ in self.core])
         self.updates = _modules([c.update.build(width, c.init) for _ in blocks])
+        self.gate = c.halt.build(width, c.init)
         self.boundary = c.boundary.build(width, norm=c.norm, final_norm=self.final_norm)
         self.exit_norm = c.norm.build(width) if c.exit_norm == "own" else None
         self.project = linear(width, c.dim, init=c.init) if c.projection else None
         self.lm_head = c.head.build(c.dim, vocab=c.vocab, embedding=self.embedding, init=c.init)
-        self.value_tables = _value_tables(c) if c.attention.value_embedding else None
+        self.value_tables = _value_tables(c) if c.stored_tables else None
+        self.valued_layers, self.stored_layers = c.valued_layers, c.stored_layers
         # A state with the extra fields of the update; a plain tensor where there are none.
         self._state_type = namedtuple("LoopedState", ("state", *c.update.fields)) if c.update.fields else None
         self.spec = _spec(self)
 
-    def _layer(self, dim: int) -> Layer:
+    def _layer(self, index: int) -> Layer:
         c = self.config
-        return Layer(dim, attention=c.attention, ffn=c.ffn, norm=c.norm, placement=c.placement, init=c.init)
+        attention, ffn = c.parts(index)
+        dim = c.width if 0 <= index - c.envelope.prelude < sum(c.blocks) else c.dim
+        return Layer(dim, attention=attention, ffn=ffn, norm=c.norm, placement=c.placement, init=c.init)
 
     def encode(
         self,
@@ -297,12 +386,15 @@ class Looped(LoopedLM):
         scope = self.config.attention.scope(
             positions, valid, document_ids=documents, cached=cache is not None, dtype=embeds.dtype
         )
-        values = None if self.value_tables is None else tuple(table(tokens) for table in self.value_tables)
+        values: tuple[Tensor | None, ...] = tuple(
+            self.value_tables[str(i)](tokens) if self.value_tables is not None and i in self.valued_layers else None
+            for i in range(self.stored_layers)
+        )
         e = embeds if self.embed_norm is None else self.embed_norm(embeds)
         injected = e
         for index, layer in enumerate(self.prelude):
             view = None if cache is None else cache.view(PRELUDE, index, None)
-            e = layer(e, scope, view, value_embeds=_nth(values, index))
+            e = layer(e, scope, view, value_embeds=values[index])
         e = e if self.prelude_norm is None else self.prelude_norm(e)
         if not isinstance(self.config.injection, Reinjection) or self.config.injection.source == "prelude":
             injected = e
@@ -385,13 +477,13 @@ class Looped(LoopedLM):
                 iteration=index,
                 modulation=modulation,
                 deltas=deltas,
-                value_embeds=_nth(context.values, len(self.prelude) + layer),
+                value_embeds=context.values[len(self.prelude) + layer],
                 record=record,
             )
         return h
 
     def coda(self, state: Any, context: LoopedContext, cache: Cache | None = None) -> Float[Tensor, "batch seq dim"]:
-        h = state.high if isinstance(state, Levels) else state if self._state_type is None else state.state
+        h = self._stream(state)
         if self.exit_norm is not None:
             h = self.exit_norm(h)
         if self.config.exit_norm == "final":
@@ -401,21 +493,26 @@ class Looped(LoopedLM):
         first = len(self.prelude) + len(self.core)
         for index, layer in enumerate(self.coda_layers):
             view = None if cache is None else cache.view(CODA, index, None)
-            h = layer(h, context.scope, view, value_embeds=_nth(context.values, first + index))
+            h = layer(h, context.scope, view, value_embeds=context.values[first + index])
         return h if self.config.boundary.readout_is_normed else self.final_norm(h)
 
     def head(self, hidden: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch vocab"]:
         return self.lm_head(hidden)
+
+    def halt(self, state: Any) -> Tensor:
+        return super().halt(state) if self.gate is None else self.gate(self._stream(state))
+
+    def _stream(self, state: Any) -> Tensor:
+        """The part of the state that the coda and the stopping score read."""
+        if isinstance(state, Levels):
+            return state.high
+        return state if self._state_type is None else state.state
 
 
 def _modules(built: list[nn.Module | None]) -> nn.ModuleList | None:
     """The modules, or None where the choice has nothing to build."""
     made = [module for module in built if module is not None]
     return nn.ModuleList(made) if made else None
-
-
-def _nth(values: tuple[Tensor, ...] | None, index: int) -> Tensor | None:
-    return None if values is None else values[index]
 
 
 def _block_layers(c: LoopedConfig) -> tuple[tuple[int, ...], ...]:
@@ -432,12 +529,11 @@ def _block_layers(c: LoopedConfig) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(start, start + count)) for start, count in zip(starts, c.blocks, strict=True))
 
 
-def _value_tables(c: LoopedConfig) -> nn.ModuleList:
-    """One table of value embeddings per stored layer."""
-    layers = c.envelope.prelude + sum(c.blocks) + c.envelope.coda
+def _value_tables(c: LoopedConfig) -> nn.ModuleDict:
+    """Tables of value embeddings by stored layer."""
     width = c.attention.kv_heads * c.attention.head_dim
-    tables = nn.ModuleList(nn.Embedding(c.padded_vocab or c.vocab, width) for _ in range(layers))
-    for table in tables:
+    tables = nn.ModuleDict({str(i): nn.Embedding(c.padded_vocab or c.vocab, width) for i in c.stored_tables})
+    for table in tables.values():
         c.init.matrix_(table.weight)  # type: ignore[union-attr,arg-type]
     return tables
 
@@ -474,9 +570,12 @@ def _time_table(
         return None, None
     given = None if extras is None else extras.get("step_sizes")
     if given is not None:
-        if bool((given <= 0).any()) or bool((given.sum(dim=1) > 1 + 1e-6).any()):
-            worst = float(given.sum(dim=1).max())
-            raise ValueError(f"step_sizes must be positive and sum to at most 1 (got {worst:.3g}).")
+        smallest, total = float(given.min()), float(given.sum(dim=1).max())
+        if smallest <= 0 or total > 1 + 1e-6:
+            got = smallest if smallest <= 0 else total
+            raise ValueError(
+                f"step_sizes must be positive and sum to at most 1 (got {got:.3g}). Divide each row by its sum"
+            )
         sizes = given.to(like.dtype)
         return torch.cat([torch.zeros_like(sizes[:, :1]), sizes.cumsum(dim=1)[:, :-1]], dim=1), sizes
     grids = _grids(c)
@@ -543,12 +642,22 @@ def _spec(model: Looped) -> LoopSpec:
         state=state,
         noise_width=noise,
         kv_rule=c.kv_rule,
-        kv_rules=(DepthIndexed(), DepthIndexed(missing=CopyLast()), DepthIndexed(missing=Skip()), Single()),
+        kv_rules=(
+            DepthIndexed(),
+            DepthIndexed(missing=CopyLast()),
+            DepthIndexed(missing=Skip()),
+            Single(),
+            First(),
+            Average(),
+            Modulo(m=1),
+            Anchor(n=1),
+        ),
         causal=c.attention.causal,
         max_positions=longest_context(c.max_positions, c.attention.position),
         grid=(lambda k: _grid_ids(c, k)) if isinstance(c.signal, AdaLN) else None,
         vocab=(c.head.columns(c.vocab), c.padded_vocab or c.vocab),
         readout=tuple(readout),
+        halt=c.halt.spec,
         params=params,
         cost=_cost(model),
         extras=extras,
@@ -579,41 +688,44 @@ def _parameters(model: Looped) -> Any:
         coda=of(model.coda_layers, model.project, model.exit_norm),
         readout=of(model.final_norm, model.boundary),
         head=of(model.lm_head),
+        halt=of(model.gate),
     )
 
 
 def _cost(model: Looped) -> CostSpec:
     c, width = model.config, model.config.width
 
-    def layers(count: int, dim: int, *, matmul: int = 0, per_row: int = 0) -> Group:
-        each = c.attention.matmul_params(dim) + c.ffn.matmul_params(dim)
+    def layers(stored: tuple[int, ...], dim: int, *, matmul: int = 0, per_row: int = 0) -> Group:
+        valued = c.valued_layers  # a gate without a table is not computed
+        parts = [(replace(a, value_embedding=i in valued), f) for i in stored for a, f in [c.parts(i)]]
         return Group(
-            matmul=count * each + matmul,
+            matmul=sum(a.matmul_params(dim) + f.matmul_params(dim) for a, f in parts) + matmul,
             matmul_per_row=per_row,
-            attention_width=count * c.attention.width,
-            layers=count,
-            kv_width=count * c.attention.kv_width,
+            attention_width=sum(a.width for a, _ in parts),
+            layers=len(parts),
+            kv_width=sum(a.kv_width for a, _ in parts),
             window=c.attention.window,
         )
 
-    linears = Layer.linears(width, c.attention, c.ffn)
+    core, coda = c.envelope.prelude, c.envelope.prelude + sum(c.blocks)
+    linears = Layer.linears(width, *c.parts(core))
     repeats = c.order.repeats if isinstance(c.order, TwoLevel) else 1
     blocks = []
     for stored in model.block_layers:
-        count = len(stored) * repeats
+        run = tuple(core + layer for layer in stored) * repeats
         extra = c.injection.matmul_params(width, c.dim) + c.update.matmul_params(width)
         blocks.append(
             layers(
-                count,
+                run,
                 width,
-                matmul=extra + count * c.signal.matmul_params(linears),
-                per_row=c.signal.matmul_params_per_row(width, count),
+                matmul=extra + len(run) * c.signal.matmul_params(linears),
+                per_row=c.signal.matmul_params_per_row(width, len(run)),
             )
         )
     return CostSpec(
-        prelude=layers(c.envelope.prelude, c.dim),
+        prelude=layers(tuple(range(core)), c.dim),
         blocks=tuple(blocks),
-        coda=layers(c.envelope.coda, c.dim, matmul=width * c.dim if c.projection else 0),
+        coda=layers(tuple(range(coda, c.stored_layers)), c.dim, matmul=width * c.dim if c.projection else 0),
         head=Group(matmul=c.head.matmul_params(c.dim, c.vocab)),
     )
 

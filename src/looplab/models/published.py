@@ -7,20 +7,28 @@ anew (rotary tables) are named as ignorable; everything else is strict.
 """
 
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from looplab._registry import Registry
 from looplab.models.base import LoopedLM
-from looplab.models.folder import load_tensors
+from looplab.models.folder import check_finite
 
 PREFIXES = ("_orig_mod.", "module.", "_forward_module.", "gpt.", "model.", "inner.")
 """Wrappers that training leaves around names; stripped again and again, only where the remainder is a known name."""
+
+LISTED = 8
+"""Names that an error lists of each kind."""
+
+COMPUTED = 1e-3
+"""Largest difference between a table of a file and ours that goes without saying: float32 angles at some thousand
+positions, rounded in another order."""
 
 
 class Rule(ABC):
@@ -109,6 +117,8 @@ class KeyMap:
     ignorable: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Foreign names that must equal another foreign tensor where they are there, such as a tied head."""
+    computed: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
+    """Of the ignorable names, those whose tensors we compute ourselves; loading tells where the file's differ."""
 
     @property
     def theirs(self) -> frozenset[str]:
@@ -166,36 +176,56 @@ PUBLISHED: Registry[Family] = Registry("family", package="looplab.models")
 
 
 def assemble(
-    family: Family, facts: Mapping[str, Any], tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None
+    family: Family,
+    facts: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
 ) -> LoopedLM:
     """Our model, in eval mode, out of foreign settings and tensors.
+
+    The model is built without storage and filled rule by rule, so besides its own weights no more is held than the
+    tensors of one rule, if `tensors` reads them when asked.
 
     Args:
         facts: What the foreign configuration file says.
         tensors: Foreign tensors by their own names, wrappers of training included.
+        shapes: Shapes of `tensors`, where asking for them would read them.
         dtype: The type floating tensors are cast to; default: as they are.
 
     Raises:
         ValueError: Tensors that are missing, unexpected or misshapen (each listed by name), numbers that are not
             finite, an alias that differs from what it stands for.
     """
-    config, key_map, named = understand(family, facts, {name: tuple(t.shape) for name, t in tensors.items()})
-    values = {stripped: tensors[name] for stripped, name in named.items()}
+    if shapes is None:
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    config, key_map, named = understand(family, facts, shapes)
     for alias, original in key_map.aliases.items():
-        if alias in values and not torch.equal(values[alias], values[original]):
-            raise ValueError(
-                f"load: {alias} must equal {original}, to which {family.name} ties it. They differ in the file. "
-                "The configuration and the weights do not belong together."
-            )
-    found: dict[str, Tensor] = {}
+        if alias in named and named[alias] != named[original]:
+            _check_tie(alias, original, tensors[named[alias]], tensors[named[original]])
+    with torch.device("meta"):
+        model = family.build(config)
+    # One tensor may stand under several names; `id` tells, as storage that is not there has no address.
+    places: dict[int, list[str]] = {}
+    own = model.state_dict(keep_vars=True)
+    for name, tensor in own.items():
+        places.setdefault(id(tensor), []).append(name)
     for rule in key_map.rules:
-        found |= zip(rule.ours, rule.read([values[name] for name in rule.theirs]), strict=True)
-    if dtype is not None:
-        found = {name: t.to(dtype) if t.is_floating_point() else t for name, t in found.items()}
-    model = family.build(config)
-    if dtype is not None:
-        model = model.to(dtype)
-    load_tensors(model, found)
+        parts = rule.read([tensors[named[name]] for name in rule.theirs])
+        for name, part in zip(rule.ours, parts, strict=True):
+            check_finite(name, part)
+            cast = dtype if dtype is not None and part.is_floating_point() else part.dtype
+            value = part.to(device=device, dtype=cast, copy=True, memory_format=torch.contiguous_format)
+            for place in places.pop(id(own[name])):
+                _put(model, place, value)
+    left = [name for names in places.values() for name in names]
+    left += [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in left]
+    if left:
+        raise RuntimeError(f"{family.name}: the key map gives {', '.join(left)} no value")
+    _check_computed(key_map, tensors)
+    model.reference = family.reference
     return model.eval()
 
 
@@ -205,24 +235,87 @@ def understand(
     """Configuration and key map of a file, and stripped name -> name in the file of everything that is read.
 
     Raises:
-        ValueError: Missing or unexpected tensors, each listed by name.
+        ValueError: Missing, unexpected or misshapen tensors, each listed by its name in the file.
     """
-    config = family.config(facts, {_bare(name): shape for name, shape in shapes.items()})
+    config = family.config(facts, {bare(name): shape for name, shape in shapes.items()})
     key_map = family.key_map(config)
-    named = {stripped: name for name in shapes if not key_map.ignored(stripped := key_map.strip(name))}
-    wanted = key_map.theirs
-    missing = sorted(wanted - named.keys())
-    unexpected = sorted(named[name] for name in named.keys() - wanted - key_map.aliases.keys())
-    if missing or unexpected:
-        told = [
-            f"{word}: {', '.join(names)}" for word, names in (("missing", missing), ("unexpected", unexpected)) if names
-        ]
-        raise ValueError(f"load: tensors do not fit {family.name} ({'; '.join(told)}). Copy the folder again.")
+    named: dict[str, str] = {}
+    twice = []
+    for name in shapes:
+        stripped = key_map.strip(name)
+        if stripped in named:
+            twice.append(name)
+        elif not key_map.ignored(stripped):
+            named[stripped] = name
+    for alias, original in key_map.aliases.items():
+        if alias in named:
+            named.setdefault(original, named[alias])  # a tie may be stored under either name
+    with torch.device("meta"):
+        expected = key_map.export(family.build(config).state_dict())
+    missing = sorted(expected.keys() - named.keys())
+    unexpected = sorted([*twice, *(named[n] for n in named.keys() - expected.keys() - key_map.aliases.keys())])
+    misshapen = [
+        f"{named[name]}: file {list(shapes[named[name]])}, model {list(tensor.shape)}"
+        for name, tensor in sorted(expected.items())
+        if name in named and shapes[named[name]] != tuple(tensor.shape)
+    ]
+    if missing or unexpected or misshapen:
+        raise ValueError(f"load: {misfit(missing, unexpected, misshapen)}")
     return config, key_map, named
 
 
-def _bare(name: str) -> str:
-    """A name without any wrapper of training, for those who look at shapes before the configuration is known."""
+def misfit(missing: Sequence[str], unexpected: Sequence[str], misshapen: Sequence[str]) -> str:
+    """What is wrong with the tensors of a file: "3 tensors missing (a, b, c), 1 unexpected (d)"."""
+    lists = [(names, word) for names, word in ((missing, "missing"), (unexpected, "unexpected")) if names]
+    lists += [(misshapen, "of wrong shape")] if misshapen else []
+    told: list[str] = []
+    for names, word in lists:
+        noun = "" if told else " tensor" if len(names) == 1 else " tensors"
+        more = ", ..." if len(names) > LISTED else ""
+        told.append(f"{len(names)}{noun} {word} ({', '.join(names[:LISTED])}{more})")
+    return ", ".join(told)
+
+
+def bare(name: str) -> str:
+    """A name without any wrapper of training, for those who look at names before the configuration is known."""
     while prefix := next((p for p in PREFIXES if name.startswith(p)), None):
         name = name.removeprefix(prefix)
     return name
+
+
+def _put(model: nn.Module, name: str, value: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    old = module._parameters.get(leaf)
+    if old is not None:
+        module._parameters[leaf] = nn.Parameter(value, requires_grad=old.requires_grad)
+    else:
+        module._buffers[leaf] = value
+
+
+def _check_tie(alias: str, original: str, one: Tensor, other: Tensor) -> None:
+    if one.shape == other.shape and torch.equal(one, other):
+        return
+    apart = f"max {float((one - other).abs().max()):.2g}" if one.shape == other.shape else "shapes too"
+    raise ValueError(
+        f"load: config says tie_embeddings but {alias} and {original} differ ({apart}). Pass tie=False or fix the file"
+    )
+
+
+def _check_computed(key_map: KeyMap, tensors: Mapping[str, Tensor]) -> None:
+    """Says by how much tensors of the file differ from what is computed in their place."""
+    for name in tensors:
+        made = key_map.computed.get(key_map.strip(name))
+        if made is None:
+            continue
+        file, ours = tensors[name], made()
+        if file.shape != ours.shape:
+            raise ValueError(f"load: {misfit([], [], [f'{name}: file {list(file.shape)}, model {list(ours.shape)}'])}")
+        apart = float((file.float() - ours).abs().max())
+        if not apart <= COMPUTED:
+            stored = str(file.dtype).removeprefix("torch.")
+            warnings.warn(
+                f"load: {name} of the file ({stored}) differs from what is computed here by up to {apart:.1e}; "
+                "the original runs with the file's.",
+                stacklevel=3,
+            )

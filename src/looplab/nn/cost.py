@@ -42,11 +42,14 @@ class Group:
 
     window: int | None = None
     """Keys a query may see at most, itself included; None: all."""
+    prefix: int = 0
+    """Positions of the model's own that run along with the tokens of every row."""
 
     def forward(self, *, tokens: int, past: int = 0, rows: int = 1, pairs: Pairs = "causal") -> int:
         """FLOPs of one execution: `rows` rows of `tokens` tokens each, after `past` cached tokens."""
-        seen = attention_pairs(tokens, past=past, pairs=pairs, window=self.window)
-        return rows * (2 * self.matmul * tokens + 2 * self.matmul_per_row + 4 * self.attention_width * seen)
+        executed = self.prefix + tokens
+        seen = attention_pairs(executed, past=past, pairs=pairs, window=self.window)
+        return rows * (2 * self.matmul * executed + 2 * self.matmul_per_row + 4 * self.attention_width * seen)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,11 @@
 """Feed-forward branches.
 
-SwiGLU       down(silu(gate x) o up x)      arXiv:2002.05202
-ReluSquared  down(scale relu(up x)^2)       arXiv:2109.08668; Parcae has scale 0.5
-Gelu         down(gelu(up x)), exact erf    arXiv:1606.08415
+SwiGLU            down(silu(gate x) o up x)              arXiv:2002.05202
+GeGLU             down(gelu(gate x) o up x)              arXiv:2002.05202
+GatedReluSquared  down(scale relu(gate x)^2 o up x)
+Silu              down(silu(up x))
+ReluSquared       down(scale relu(up x)^2)               arXiv:2109.08668; Parcae has scale 0.5
+Gelu              down(gelu(up x))                       arXiv:1606.08415, exact erf
 """
 
 from abc import ABC, abstractmethod
@@ -121,3 +124,38 @@ class Gelu(_Dense):
     def activate(self, *inputs: Tensor) -> Tensor:
         """x Phi(x)."""
         return F.gelu(inputs[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silu(_Dense):
+    """down(silu(up x))."""
+
+    def activate(self, *inputs: Tensor) -> Tensor:
+        """x sigmoid(x)."""
+        return F.silu(inputs[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeGLU(_Dense):
+    """down(gelu(gate x) o up x), the exact form."""
+
+    maps_in: ClassVar[tuple[str, ...]] = ("gate", "up")
+
+    def activate(self, *inputs: Tensor) -> Tensor:
+        """gelu(gate) o up."""
+        gate, up = inputs
+        return F.gelu(gate) * up
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedReluSquared(_Dense):
+    """down(scale relu(gate x)^2 o up x)."""
+
+    maps_in: ClassVar[tuple[str, ...]] = ("gate", "up")
+    scale: float = 1.0
+    """Factor of the square."""
+
+    def activate(self, *inputs: Tensor) -> Tensor:
+        """scale relu(gate)^2 o up."""
+        gate, up = inputs
+        return self.scale * F.relu(gate).square() * up

@@ -88,7 +88,7 @@ def run_plan(
         nonlocal done
         mask = None if active is None else active[done]
         if cache is not None:
-            cache.launch(iteration, mask)
+            cache.launch(cache.ordinal(block, iteration), mask)
         new, record = wrapped(state, context, block, iteration)
         if mask is not None:
             new = states.where(mask, new, state)
@@ -178,8 +178,8 @@ def depth_plan(
 ) -> tuple[Plan, list[Bool[Tensor, " batch"] | None] | None]:
     """The plan of `num_steps`, and per application which of `rows` rows take part (None: all, in every application).
 
-    With one count per row, the plan is that of the deepest row; a row takes part in an application that its own plan
-    contains. Warns once when a depth lies beyond the trained law.
+    With one count per row, the plan is that of the deepest row, and then those that it does not contain; a row takes
+    part in an application that its own plan contains. Warns once when a depth lies beyond the trained law.
     """
     if not isinstance(num_steps, Tensor):
         if num_steps is not None:
@@ -192,6 +192,9 @@ def depth_plan(
     _warn_beyond(spec, max(counts, default=0))
     plan = spec.plan(max(counts, default=0))
     own = {n: set(spec.plan(n)) for n in set(counts)}
+    for n in sorted(own):
+        if not own[n] <= set(plan):  # a coarser grid has iterations of its own, which only its rows run
+            plan += spec.plan(n)
     active: list[Bool[Tensor, " batch"] | None] = []
     for application in plan:
         taking = [application in own[n] for n in counts]
@@ -219,16 +222,17 @@ def new_cache(
     if not spec.causal:
         raise ValueError(f"{spec.name} is not causal: no KV cache. Pass cache=None")
     rule = rule or spec.kv_rule
-    if rule not in spec.kv_rules:
+    if not any(known.allows(rule) for known in spec.kv_rules):
         supported = ", ".join(sorted({type(r).__name__ for r in spec.kv_rules}))
         raise ValueError(f"cache: {spec.name} supports {supported} only; got {rule}")
     if rule != spec.kv_rule:
         warnings.warn(
             f"kv_rule={rule} is not the trained rule {spec.kv_rule}; decoding under it changes the model.", stacklevel=2
         )
-    return rule.cache(
-        rows=rows, capacity=capacity, iterations=spec.plan(num_steps).iterations(), dtype=dtype, device=device
-    )
+    plan = spec.plan(num_steps)
+    cache = rule.cache(rows=rows, capacity=capacity, iterations=plan.iterations(), dtype=dtype, device=device)
+    cache.first = {block: indices[0] for block, indices in plan.indices().items()}
+    return cache
 
 
 def walk(

@@ -4,6 +4,7 @@
     layer-loop of three layers, 2 loops       (0,0) (0,1) (1,0) (1,1) (2,0) (2,1)
     two blocks of 4 iterations                (0,0) (0,1) (0,2) (0,3) (1,0) (1,1) (1,2) (1,3)
     two levels, 2 cycles of 2                 (0,0) (0,1) (1,0) (0,2) (0,3) (1,1)
+    the same, supervised after each cycle     (0,0) (0,1) (1,0) | (0,2) (0,3) (1,1) |
     dense, 3 layers                           (0,0) (1,0) (2,0)
 
 A plan order is the rule that turns a number of steps into a plan. Truncation, repetition, sampled depth and early exit
@@ -75,11 +76,15 @@ class Plan:
         return "[" + " ".join(f"{block}.{iteration}" for block, iteration in self) + "]"
 
     def iterations(self) -> dict[int, int]:
-        """Block -> one more than the largest iteration index it runs; what a depth-indexed cache must hold."""
-        largest: dict[int, int] = {}
+        """Block -> how many iterations of its own it runs; what a depth-indexed cache must hold."""
+        return {block: len(set(indices)) for block, indices in self.indices().items()}
+
+    def indices(self) -> dict[int, tuple[int, ...]]:
+        """Block -> its iteration indices, in the order they run."""
+        found: dict[int, tuple[int, ...]] = {}
         for block, iteration in self:
-            largest[block] = max(largest.get(block, 0), iteration + 1)
-        return largest
+            found[block] = (*found.get(block, ()), iteration)
+        return found
 
 
 @dataclass
@@ -219,6 +224,40 @@ class TwoLevel(PlanOrder):
         for cycle in range(high):
             pairs += [(0, cycle * low + step) for step in range(low)] + [(1, cycle)]
         return Plan.of(pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSupervision(PlanOrder):
+    """`steps` supervision steps; each is `h` high cycles of `l` low applications and one high, as in `TwoLevel`.
+
+    The readout is trained after every supervision step. `num_steps` counts supervision steps.
+    """
+
+    steps: int
+    h: int
+    l: int  # noqa: E741
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "h", "l"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"DeepSupervision.{name} must be at least 1. Got {getattr(self, name)}.")
+
+    @property
+    def default_steps(self) -> int:
+        return self.steps
+
+    @property
+    def applications(self) -> int:
+        """Applications of one supervision step."""
+        return self.h * (self.l + 1)
+
+    def plan(self, num_steps: Steps, num_blocks: int) -> Plan:
+        cycles = self.h * _single(num_steps, "DeepSupervision")
+        return TwoLevel(h=self.h, l=self.l).plan((cycles, self.l), num_blocks)
+
+    def marks(self, num_steps: Steps, num_blocks: int) -> tuple[int, ...]:
+        count = _single(num_steps, "DeepSupervision")
+        return tuple(self.applications * (step + 1) for step in range(count))
 
 
 @dataclass(frozen=True, kw_only=True)

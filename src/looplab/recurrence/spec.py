@@ -32,6 +32,8 @@ class StateField:
     """The rule of the first value, in words."""
     random: bool = False
     read_by_coda: bool = True
+    prefix: int = 0
+    """Positions before those of the tokens: the field is `prefix + tokens` long, token i stands at prefix + i."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,8 @@ class LoopSpec:
     padding: frozenset[str] = frozenset({"left", "right"})
     max_positions: int | None = None
     """Longest trained context, in tokens."""
+    fixed_length: int | None = None
+    """Tokens of every row, where the model is built for no other number."""
     grid: Callable[[int], tuple[int, ...]] | None = None
     """Step-size-conditioned models: k -> the iteration ids of k steps to the trained end time."""
     refine: Callable[[], object] | None = None
@@ -148,14 +152,21 @@ class LoopSpec:
     def plan(self, num_steps: Steps | None = None) -> Plan:
         """The plan of `num_steps` (default: `default_steps`).
 
+        Where iterations have step sizes (`grid`), n steps are n equal ones to the trained end time.
+
         Raises:
             ValueError: Not an int >= 0 (or one per block), or an iteration index that the model has no parameters for.
         """
         plan = self.order.plan(self.default_steps if num_steps is None else num_steps, len(self.blocks))
         self.check(plan)
-        if self.grid is not None and plan:
-            self.grid(max(plan.iterations().values()))  # ids past the trained grid stand for other step sizes
-        return plan
+        return self.regridded(plan)
+
+    def regridded(self, plan: Plan) -> Plan:
+        """A plan whose blocks count 0, 1, .., n - 1, with the ids of n steps to the trained end time in their place."""
+        if self.grid is None:
+            return plan
+        ids = {block: self.grid(n) for block, n in plan.iterations().items()}
+        return Plan.of((block, ids[block][iteration]) for block, iteration in plan)
 
     def marks(self, num_steps: Steps | None = None) -> tuple[int, ...]:
         """Numbers of applications after which the readout is trained."""

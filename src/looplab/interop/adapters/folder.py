@@ -19,7 +19,8 @@ from transformers.utils import logging as library_logging
 from looplab.interop.adapters.albert import Albert
 from looplab.interop.adapters.base import ADAPTERS, Adapter
 from looplab.interop.adapters.inkling2_loop import Inkling2Loop
-from looplab.models.folder import FORMAT, PICKLES, TOKENIZER, check_size
+from looplab.models.folder import FORMAT, TOKENIZER, check_size, listing, refuse_pickles
+from looplab.models.published import PUBLISHED
 
 WEIGHTS = "*.safetensors"
 MASK = "[MASK]"
@@ -40,9 +41,10 @@ def open_folder(
     """
     family = facts["model_type"]
     if family not in ADAPTERS:
+        native = {kind for name in PUBLISHED for kind in PUBLISHED[name].model_types}
         raise ValueError(
             f"load: model_type {family!r} has no native implementation and remote code is never run. "
-            f"Known model types: {', '.join([FORMAT, *ADAPTERS])}"
+            f"Known model types: {', '.join(sorted({FORMAT, *ADAPTERS, *native}))}"
         )
     adapter_class = ADAPTERS[family]
     if family not in CONFIG_MAPPING:
@@ -96,13 +98,8 @@ def _quiet() -> Iterator[None]:
 def _check_files(folder: Path) -> None:
     weights = sorted(folder.glob(WEIGHTS))
     if not weights:
-        for file in sorted(folder.iterdir()):
-            if file.suffix in PICKLES:
-                raise ValueError(
-                    f"load: {file} is a pickle; looplab does not unpickle. Convert it once: looplab convert {file} OUT"
-                )
-        found = ", ".join(sorted(file.name for file in folder.iterdir()))
-        raise FileNotFoundError(f"load: {folder} has no {WEIGHTS}. Found: {found}")
+        refuse_pickles(folder)
+        raise FileNotFoundError(f"load: {folder} has no {WEIGHTS}. Found: {listing(folder)}")
     for file in weights:
         check_size(file)
 

@@ -34,6 +34,10 @@ Slots = dict[tuple[int, int], tuple[Tensor, Tensor]]
 class KVRule(ABC):
     """What a query at iteration t reads of a past token. A declared policy object; `cache` makes its storage."""
 
+    def allows(self, rule: "KVRule") -> bool:
+        """Whether a model that supports this rule supports `rule`: the same, or the same with another number."""
+        return rule == self or (type(rule) is type(self) and self.size > 0)
+
     @property
     def size(self) -> int:
         """The rule's own number, where it has one."""
@@ -87,12 +91,15 @@ class Cache(ABC):
         self.rule = rule
         self.capacity = capacity
         self.iterations = dict(iterations)
+        self.first: dict[int, int] = {}
+        """Block -> its first iteration, where that is not 0: a coarser grid of step sizes has ids of its own."""
         self.length = 0
         self.valid = torch.zeros(rows, capacity, dtype=torch.bool, device=device)
         self.positions = torch.zeros(rows, capacity, dtype=torch.long, device=device)
         self.executed = {b: torch.zeros(rows, capacity, dtype=torch.long, device=device) for b in self.iterations}
         self._dtype = dtype
         self._slots: Slots = {}
+        self._gathered: Slots = {}
         self.padded = False
         self._least = dict.fromkeys(self.iterations, 2**31)
         self.uniform: int | None = None
@@ -117,32 +124,39 @@ class Cache(ABC):
         self.positions[:, span] = positions
         self.valid[:, span] = True if valid is None else valid
         self.padded = self.padded or valid is not None
+        self._gathered.clear()  # of a call that never ended
 
     def check(self, plan: Plan) -> None:
         """Refuses a plan that this cache cannot follow.
 
         Raises:
-            ValueError: An iteration that has no slot here, or a block whose iterations are not 0, 1, .. in order: e(p)
-                would then not say which entries a token has.
+            ValueError: An iteration that has no slot here, or a block whose iterations are not 0, 1, .. (from `first`
+                on) in order: e(p) would then not say which entries a token has.
         """
-        for block, iterations in plan.iterations().items():
-            held = self.iterations.get(block, 0)
+        for block, indices in plan.indices().items():
+            held, first, iterations = self.iterations.get(block, 0), self.first.get(block, 0), len(set(indices))
             if iterations > held:
                 raise ValueError(
                     f"cache holds {held} iterations of block {block}, the plan runs {iterations}. "
                     "Make it with new_cache(num_steps=...) of the deepest plan"
                 )
-            if [t for b, t in plan if b == block] != list(range(iterations)):
+            if indices != tuple(range(first, first + iterations)):
                 raise ValueError(
-                    f"plan under a cache must run the iterations 0, 1, .. of every block in order. Got {plan}. "
-                    "Run it with cache=None"
+                    f"plan under a cache must run the iterations {first}, {first + 1}, .. of every block in order. "
+                    f"Got {plan}. Run it with cache=None"
                 )
+
+    def ordinal(self, block: int, iteration: Any) -> Any:
+        """Which iteration of a block's own an iteration index is: an int, or one per row."""
+        first = self.first.get(block, 0)
+        return iteration - first if first else iteration
 
     def launch(self, iteration: int | None, active: Bool[Tensor, " batch"] | None = None) -> None:
         """The loop's announcement of the next application.
 
         Args:
-            iteration: What every row runs, so that a read is a slice; None: rows differ, a read gathers over slots.
+            iteration: What every row runs (`ordinal`), so that a read is a slice; None: rows differ, a read gathers
+                over slots.
             active: Rows outside it write nothing.
         """
         self.uniform, self._active = iteration, active
@@ -157,7 +171,7 @@ class Cache(ABC):
         """
         if block < 0:
             return KVView(self, block, layer, None, None)
-        return KVView(self, block, layer, iteration, self._active)
+        return KVView(self, block, layer, self.ordinal(block, iteration), self._active)
 
     def advance(self, tokens: int, executed: Mapping[int, Int[Tensor, "batch seq"]]) -> None:
         """The call's tokens become past tokens. Called once per forward, by the loop.
@@ -173,6 +187,10 @@ class Cache(ABC):
             seen = held[:, span][self.valid[:, span]]
             if seen.numel():
                 self._least[block] = min(self._least[block], int(seen.min()))
+        for (block, layer), pair in self._gathered.items():
+            for store, gathered in zip(self._slots[block, layer], pair, strict=True):
+                store[0, :, :, span] = self.kept(gathered, self.executed[block][:, span]).to(store.dtype)
+        self._gathered.clear()
         self.length += tokens
 
     @contextmanager
@@ -195,6 +213,7 @@ class Cache(ABC):
             device=self.valid.device,
         )
         picked.length, picked.padded, picked._least = self.length, self.padded, dict(self._least)
+        picked.first = dict(self.first)
         picked.valid, picked.positions = self.valid[index], self.positions[index]
         picked.executed = {block: counts[index] for block, counts in self.executed.items()}
         picked._slots = {name: (keys[:, index], values[:, index]) for name, (keys, values) in self._slots.items()}
@@ -211,6 +230,10 @@ class Cache(ABC):
         if not 0 <= length <= self.length:
             raise ValueError(f"cache.crop: length must be 0..{self.length}. Got {length}.")
         self.length = length
+
+    def least(self, block: int) -> int:
+        """No past token ran fewer iterations of the block than this."""
+        return self._least.get(block, 0)
 
     @property
     def nbytes(self) -> int:
@@ -238,6 +261,32 @@ class Cache(ABC):
         self, block: int, store: Tensor, iteration: Int[Tensor, " batch"], end: int
     ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
         """What each row reads of tokens 0 .. end: past tokens by the rule, its own from the slot it wrote."""
+
+    def gather(
+        self,
+        before: Tensor | None,
+        new: Tensor,
+        iteration: Int[Tensor, " batch"],
+        active: Bool[Tensor, " batch"] | None,
+    ) -> Tensor | None:
+        """What a rule keeps of the call's tokens beside their slot, for one layer's keys or values.
+
+        By default nothing: the slots hold what the iterations wrote.
+
+        Args:
+            before: What it kept after the application before; None at the first one of the call.
+            new: What this application wrote, [rows, kv_heads, seq, head_dim].
+            active: Rows that take part; None: all.
+        """
+        return None
+
+    def kept(self, gathered: Tensor, executed: Int[Tensor, "batch seq"]) -> Tensor:
+        """What takes the place in the slot when the call ends, of what `gather` kept.
+
+        Args:
+            executed: Iterations that each token of the call ran.
+        """
+        return gathered
 
     def missing(self, block: int, iteration: Int[Tensor, " batch"]) -> Bool[Tensor, "batch past"] | None:
         """Past tokens that have nothing to read at this iteration; None where every one has.
@@ -277,6 +326,8 @@ class KVView:
         stores = cache.storage(self.block, self.layer, keys)
         for store, new in zip(stores, (keys, values), strict=True):
             self._write(store, new.to(store.dtype), start, end)
+        if self.iteration is not None:
+            self._gather(keys, values)
         seen_keys, seen_values = (self._read(store, end).to(keys.dtype) for store in stores)
         return seen_keys, seen_values, self._allowed(start, end)
 
@@ -298,6 +349,16 @@ class KVView:
         else:
             rows = torch.arange(new.shape[0], device=new.device)
             store[:, :, :, start:end][self.cache.slot(self.iteration), rows] = new
+
+    def _gather(self, keys: Tensor, values: Tensor) -> None:
+        assert self.iteration is not None
+        before = self.cache._gathered.get((self.block, self.layer), (None, None))
+        now = [
+            self.cache.gather(b, new, self.iteration, self.active)
+            for b, new in zip(before, (keys, values), strict=True)
+        ]
+        if now[0] is not None and now[1] is not None:
+            self.cache._gathered[self.block, self.layer] = (now[0], now[1])
 
     def _own(self, store: Tensor, start: int, end: int) -> Tensor:
         if self.iteration is None:

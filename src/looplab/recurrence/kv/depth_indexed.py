@@ -15,6 +15,7 @@ from torch import Tensor
 
 from looplab._types import Bool, Float, Int
 from looplab.recurrence.kv.base import Cache, KVRule
+from looplab.recurrence.kv.newest import read_slot_or_newest
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,9 @@ class DepthIndexedCache(Cache):
     def past(
         self, block: int, store: Tensor, iteration: Int[Tensor, " batch"], end: int
     ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
+        if isinstance(self.rule.missing, CopyLast):
+            return read_slot_or_newest(self, block, store, iteration, end)
         store = store[:, :, :, :end]
-        if isinstance(self.rule.missing, CopyLast) and self._some_missing(block):
-            # Slot of each visible token: the query's own iteration, or the last one the token ran.
-            last = self.executed[block][:, : self.length] - 1
-            slot = iteration[:, None].expand(-1, end).clone()
-            slot[:, : self.length] = torch.minimum(slot[:, : self.length], last.clamp(min=0))
-            index = slot[None, :, None, :, None].expand(1, -1, store.shape[2], -1, store.shape[4])
-            return store.gather(0, index)[0]
         if self.uniform is not None:
             return store[self.uniform]
         return store[iteration, torch.arange(store.shape[1], device=store.device)]
@@ -95,7 +91,7 @@ class DepthIndexedCache(Cache):
 
     def _some_missing(self, block: int) -> bool:
         """False if no past token stopped before the iteration of this launch; True also where rows differ."""
-        least = self._least.get(block, 0)
+        least = self.least(block)
         return self.length > 0 and (
             least <= self.uniform if self.uniform is not None else least < self.iterations[block]
         )

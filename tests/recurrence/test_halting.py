@@ -1,0 +1,68 @@
+import pytest
+import torch
+
+from contract.axes import BASE
+from contract.zoo import run, tiny, tokens
+from looplab._config import from_dict, to_dict
+from looplab.models.base import build
+from looplab.nn.linear import Init
+from looplab.recurrence.halting import Halt, HazardGate, NoHalt
+from looplab.recurrence.plan import TwoLevel
+from looplab.recurrence.spec import HaltSpec
+from looplab.recurrence.state_init import Zeros
+from tolerances import BLOCKS, EXACT
+
+
+def test_no_halt_builds_nothing_and_the_model_says_that_it_has_no_gate():
+    assert NoHalt().spec is None and NoHalt().build(4, Init()) is None
+    model = build(BASE)
+    assert model.spec.halt is None and model.spec.params.halt == 0
+    with pytest.raises(
+        ValueError, match="^looped has no trained gate; exit rules available: latent, acceleration, kl$"
+    ):
+        model.halt(torch.zeros(1, 2, 8))
+
+
+def test_a_hazard_gate_is_one_logit_per_token():
+    torch.manual_seed(0)
+    gate = HazardGate(bias=-1.0).build(4, Init(std=1.0)).double()
+    state = torch.randn(2, 3, 4, dtype=torch.float64)
+    found = gate(state)
+    assert found.shape == (2, 3)
+    for row in range(2):
+        for token in range(3):
+            logit = sum(w * s for w, s in zip(gate.weight[0], state[row, token], strict=True)) - 1.0
+            torch.testing.assert_close(found[row, token], logit, **BLOCKS)
+
+
+def test_a_hazard_gate_declares_its_layout_and_answers_in_float32():
+    halt = HazardGate().spec
+    assert isinstance(halt, HaltSpec)
+    assert (halt.layout, halt.per, halt.horizon) == ("hazard", "token", 0)
+    score = HazardGate().build(4, Init()).bfloat16()(torch.ones(1, 2, 4, dtype=torch.bfloat16))
+    assert score.dtype == torch.float32
+
+
+def test_the_score_is_of_what_the_readout_starts_from():
+    model = tiny("tiny-ouro")
+    out = run(model, tokens(model, 2, 5))
+    torch.testing.assert_close(model.halt(out.state), model.gate(out.hidden), **EXACT)
+    two = build(
+        type(BASE)(
+            **{
+                **vars(BASE),
+                "order": TwoLevel(h=2, l=2),
+                "blocks": (2,),
+                "state_init": Zeros(),
+                "halt": HazardGate(),
+            }
+        )
+    )
+    state = run(two, tokens(two, 2, 5)).state
+    assert torch.equal(two.halt(state), two.gate(state.high))
+    assert two.spec.params.halt == 8 + 1
+
+
+@pytest.mark.parametrize("halt", [NoHalt(), HazardGate(bias=-0.5)], ids=lambda h: type(h).__name__)
+def test_choices_round_trip(halt):
+    assert from_dict(Halt, to_dict(halt)) == halt
