@@ -25,7 +25,7 @@ from looplab.audit.config import AuditConfig
         ("margin_share", -0.1, "--margin-share must be greater than 0. Got -0.1."),
         ("init", "nought", "--init must be model or zero. Got 'nought'."),
         ("weighting", "loop", "--weighting must be token or document. Got 'loop'."),
-        ("probes", ("lens",), "--probes must be names out of temperature, affine. Got 'lens'."),
+        ("probes", ("lens",), "--probes must be names out of temperature, affine, full_rank. Got 'lens'."),
     ],
 )
 def test_a_bad_setting_names_its_option(field, value, message):

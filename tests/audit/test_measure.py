@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tolerances
-from looplab.audit.case import CALIBRATION, EVALUATION, FULL, MODEL, Case, Subject, Table, owned
+from looplab.audit.case import CALIBRATION, EVALUATION, FULL, MODEL, Case, Subject, owned
 from looplab.audit.config import AuditConfig
 from looplab.audit.documents import Split, prepare
 from looplab.audit.measure import counting_head, pack_fits, unpack_fits, walk_shard
@@ -34,22 +34,6 @@ def measurement(model, folder, config=CONFIG, **more):
 
 def case_of(subject, domain, batch_tokens=10_000):
     return Case(role=MODEL, subject=subject, domain=domain, config=CONFIG, batch_tokens=batch_tokens)
-
-
-def test_rows_of_several_seeds_stand_together_in_their_document(domain):
-    split = domain.calibration
-    table = Table(split, 3)
-    expected = [
-        (d, j, p) for d, doc in enumerate(split.documents) for j in range(3) for p in range(doc.first, len(doc.tokens))
-    ]
-    rows = torch.full((3 * split.tokens, 3), -1)
-    places = torch.arange(split.tokens)
-    for j in range(3):
-        entries = torch.stack([split.owners, torch.full_like(places, j), split.positions], dim=1)
-        rows[table.place(places, j)] = entries
-    assert [tuple(row) for row in rows.tolist()] == expected
-    assert table.owners.tolist() == [d for d, _, _ in expected]
-    assert table.targets.tolist() == [int(split.documents[d].tokens[p]) for d, _, p in expected]
 
 
 def test_the_head_is_counted_by_the_token():
@@ -106,22 +90,6 @@ def test_fits_survive_the_journal_bit_by_bit(tmp_path):
         assert again.temperature.beta == fits.temperature.beta
         assert again.affine.strength == fits.affine.strength
         np.testing.assert_array_equal(again.full_rank.matrix, fits.full_rank.matrix)
-
-
-def test_what_schedules_own_adds_up_to_the_walk_however_it_is_cut(domain):
-    full = full_plan(Mixing().spec)
-    subject = Subject(Runner(Mixing().eval()), full, schedule_map(full, default_schedules(full)), 1)
-    case = case_of(subject, domain)
-    shard = next(iter(case.shards(CALIBRATION).values()))
-    names = tuple(subject.words)
-    for cut in range(len(names) + 1):
-        total = Ledger()
-        for wanted, done in ((names[:cut], ()), (names[cut:], names[:cut])):
-            for ledger in owned(subject, shard, wanted, done).values():
-                total.add(ledger)
-        assert total.row_applications == subject.minimal * shard.rows
-        assert total.readouts == len(names) * shard.rows
-        assert total.encoded_tokens == shard.batch.tokens.numel()
 
 
 def test_the_ledger_of_a_walk_is_what_its_schedules_own(domain):

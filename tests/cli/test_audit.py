@@ -96,7 +96,9 @@ def test_the_results_hold_no_time_and_no_absolute_path_but_the_command(finished)
     assert data.pop("command").startswith("looplab audit ")
     data["domains"][0]["documents"].pop("source")
     assert str(out.parent.parent) not in json.dumps(data)
-    assert "seconds" not in json.dumps(data)
+    assert '"seconds"' not in json.dumps(data)
+    steps = [step for domain in data["domains"] for step in domain["depth_value"]["steps"]]
+    assert {step["milliseconds"] for step in steps} == {None}
     assert data["model"]["name"] == "tiny-blocks"
     assert argv
 
@@ -188,7 +190,7 @@ def test_findings_decide_the_exit_code_where_asked(finished):
     warned = dataclasses.replace(result, findings=(Finding(kind="audit.x", level=Level.WARNING, message=""),))
     broken = dataclasses.replace(result, findings=(Finding(kind="audit.x", level=Level.FAILURE, message=""),))
     codes = {
-        level: [command.exit_code(r, level) for r in (quiet, warned, broken)]
+        level: [command.exit_code([r], level) for r in (quiet, warned, broken)]
         for level in ("none", "warning", "failure")
     }
     assert codes == {"none": [0, 0, 0], "warning": [0, 6, 6], "failure": [0, 0, 6]}
@@ -222,7 +224,7 @@ BAD_OPTIONS = {
         "--num-steps 12 needs iteration indices 4..11, but the model has 4. Use --extend 24 to reuse trained indices."
     ),
     ("--replicates", "50"): "--replicates must be at least 1000. Got 50.",
-    ("--probes", "lens"): "--probes must be names out of temperature, affine. Got 'lens'.",
+    ("--probes", "lens"): "--probes must be names out of temperature, affine, full_rank. Got 'lens'.",
     ("--level", "1.5"): "--level must be between 0 and 1. Got 1.5.",
     ("--margin-nats", "0"): "--margin-nats must be greater than 0. Got 0.0.",
     ("--init-seeds", "0"): "--init-seeds must be at least 1. Got 0.",

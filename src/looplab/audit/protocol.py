@@ -534,7 +534,10 @@ class Measurement:
             config_hash=config_hash(plan.config),
             schedule_map=subject.rows,
             domains=results,
-            agreements=agreements({result.name: result.decompositions for result in results}),
+            agreements=agreements(
+                {result.name: result.decompositions for result in results},
+                gains={result.name: result.gains for result in results},
+            ),
             self_tests=tuple(from_dict(SelfTest, test) for test in facts["tests"]),
             findings=tuple(found),
             counts=self._counts(Ledger.from_dict(facts["counts"])),

@@ -44,7 +44,7 @@ def open_folder(
         native = {kind for name in PUBLISHED for kind in PUBLISHED[name].model_types}
         raise ValueError(
             f"load: model_type {family!r} has no native implementation and remote code is never run. "
-            f"Known model types: {', '.join(sorted({FORMAT, *ADAPTERS, *native}))}"
+            f"Known model types: {', '.join([FORMAT, *sorted({*ADAPTERS, *native})])}"
         )
     adapter_class = ADAPTERS[family]
     if family not in CONFIG_MAPPING:
