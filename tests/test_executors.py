@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from looplab.executors import LocalPool, Outcome, RayPool, Serial, WorkerDied, executor
-from ray_cluster import two_nodes
 
 PATIENCE = 60  # seconds: the machine may be busy
 
@@ -410,6 +409,8 @@ def test_importing_the_module_loads_neither_ray_nor_torch():
 
 @pytest.fixture(scope="module")
 def cluster():
+    from ray_cluster import two_nodes  # workers import this module, and their path lacks the tests
+
     with two_nodes() as started:
         yield started
 

@@ -65,14 +65,16 @@ def test_shards_are_the_launches_under_every_noise_seed(domain):
     assert sorted(rows) == sorted(document.key for document in domain.calibration.documents)
 
 
-def test_cases_are_made_once_where_they_are_needed():
+def test_cases_are_made_once_where_they_are_needed(domain):
+    full = full_plan(Mixing().spec)
+    case = case_of(Subject(Runner(Mixing()), full, schedule_map(full, default_schedules(full)), 1), domain)
     calls = []
 
     def make():
         calls.append(1)
-        return {("model", "text"): "case"}
+        return {(MODEL, "text"): case}
 
     cases = Cases(make)
-    assert (cases["model", "text"], cases["model", "text"]) == ("case", "case")
+    assert cases[MODEL, "text"] is cases[MODEL, "text"] is case
     assert len(calls) == 1
     assert cases.__reduce__() == (Cases, (make,))

@@ -107,20 +107,33 @@ EXPECTED_UNITS = {
     "tiny-blocks": (8, 4),
     "tiny-core": (4, 4),
     "tiny-dense": (3, 1),
+    "tiny-huginn": (4, 4),
     "tiny-layer-loop": (6, 2),
+    "tiny-loopformer": (8, 8),
     "tiny-no-envelope": (4, 4),
+    "tiny-ouro": (4, 4),
+    "tiny-parcae": (4, 4),
+    "tiny-retrofit-llama": (4, 4),
+    "tiny-retrofit-olmo": (4, 4),
     "tiny-two-level": (2, 2),
 }
-"""Units and kmid of every preset, counted by hand from its order."""
+"""Units and kmid of every tiny preset, counted by hand from its order."""
+GRIDS = ("tiny-hrm", "tiny-trm-attn", "tiny-trm-mlp")
+"""Presets that read grids and take no padding."""
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_schedule_of_the_shared_walk_equals_a_run_of_its_own(domain, preset):
+def test_every_tiny_preset_is_counted():
+    assert {name for name in PRESETS if name.startswith("tiny-")} == {*EXPECTED_UNITS, *GRIDS}
+
+
+@pytest.mark.parametrize("preset", EXPECTED_UNITS)
+def test_every_schedule_of_the_shared_walk_equals_a_run_of_its_own(preset):
     """float64, ragged documents in one padded batch, against each document alone through a plain loop."""
     model = build(PRESETS[preset](), dtype=torch.float64)
     full = full_plan(model.spec)
     assert (full.M, full.kmid) == EXPECTED_UNITS[preset]
     whole = Subject(Runner(model), full, schedule_map(full, default_schedules(full)), 1)
+    domain = prepare("text", letters(70), LetterTokenizer(), max_tokens=32)  # what the shortest context takes
     split = Split(domain.evaluation.documents[:3])
     (shard,) = case_of(whole, dataclasses.replace(domain, evaluation=split)).shards(EVALUATION).values()
     batch = shard.batch

@@ -47,8 +47,8 @@ def test_the_launch_is_run_once_more_than_it_counts(monkeypatch):
 
 
 def _counting(original, calls):
-    def counted(self, *arguments):
+    def counted(self, *arguments, **more):
         calls.append(1)
-        return original(self, *arguments)
+        return original(self, *arguments, **more)
 
     return counted

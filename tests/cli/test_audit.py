@@ -226,7 +226,7 @@ BAD_OPTIONS = {
     ("--replicates", "50"): "--replicates must be at least 1000. Got 50.",
     ("--probes", "lens"): "--probes must be names out of temperature, affine, full_rank. Got 'lens'.",
     ("--level", "1.5"): "--level must be between 0 and 1. Got 1.5.",
-    ("--margin-nats", "0"): "--margin-nats must be greater than 0. Got 0.0.",
+    ("--margin-nats", "0"): "--margin-nats must be a number above 0. Got 0.0.",
     ("--init-seeds", "0"): "--init-seeds must be at least 1. Got 0.",
     ("--batch-tokens", "0"): "--batch-tokens must be at least 1. Got 0.",
     ("--data", "m.jsonl"): "--data must be NAME=PATH. Got 'm.jsonl'. Write text=m.jsonl.",

@@ -59,7 +59,7 @@ class AuditConfig:
     def __post_init__(self) -> None:
         at_least = {
             "permutations": 0, "documents": 1, "calibration_documents": 1, "max_tokens": 2, "windows": 1,
-            "calibration_tokens": 1, "affine_tokens": 1, "init_seeds": 1, "replicates": 1000,
+            "calibration_tokens": 1, "affine_tokens": 1, "init_seeds": 1, "replicates": 1000, "seed": 0,
         }  # fmt: skip
         for name, low in at_least.items():
             value = getattr(self, name)
@@ -69,7 +69,7 @@ class AuditConfig:
             raise ValueError(f"--level must be between 0 and 1. Got {self.level}.")
         for name in ("margin_nats", "margin_share", "gap_floor"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"--{name.replace('_', '-')} must be greater than 0. Got {getattr(self, name)}.")
+                raise ValueError(f"--{name.replace('_', '-')} must be a number above 0. Got {getattr(self, name)}.")
         for name, choices in (
             ("init", ("model", "zero")),
             ("weighting", ("token", "document")),

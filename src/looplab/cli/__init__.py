@@ -27,8 +27,10 @@ COMMANDS = {
     "audit": Command("answer", "say what the depth of a model is worth, with intervals", "looplab.cli.audit"),
     "study": Command("answer", "rerun a published claim set, with a word for every claim", "looplab.cli.study"),
     "train": Command("make", "train a model by a recipe", "looplab.cli.train"),
+    "convert": Command("make", "turn a released pickle of tensors into safetensors", "looplab.cli.convert"),
     "list": Command("look", "list models, presets, recipes and built-in checkpoints", "looplab.cli.list"),
     "describe": Command("look", "describe one model: plan, parameters, FLOPs, KV bytes", "looplab.cli.describe"),
+    "load-check": Command("look", "say what a checkpoint folder is and whether it opens", "looplab.cli.load_check"),
 }
 GROUPS = {
     "answer": "Answer a question about a model",
@@ -39,6 +41,7 @@ EXAMPLES = (
     ("looplab list", "what is built in"),
     ("looplab describe text-2x4-fixed", "one of the built-in checkpoints"),
     ("looplab audit text-2x4-fixed --out audit-out", "a report on its depth, in about a minute"),
+    ("looplab load-check FOLDER", "whether a checkpoint would open, and why not"),
     ("looplab audit --help", "all options of a command"),
 )
 

@@ -201,12 +201,15 @@ def _one(options: Options, watcher: "ProgressLines", command: str) -> int:
         print("\n".join(dry_run_lines(plan, sizes)))
         return exit_codes.DONE
     beside = [_finished(folder) for folder in options.beside]
+    _executor(options)  # refuses what it cannot take, whatever the folder holds
     with user_error(exit_codes.BUSY, (FolderBusyError,)), AuditFolder(options.out) as folder:
         facts = manifest_facts(plan, command)
         result = folder.claim(settings(plan, options), scope(plan), facts, fresh=options.fresh)
         if result is None:
             measurement = _measure(plan, options.models[0], folder, options, watcher)
             result = _write(measurement, folder, options, watcher, command, beside)
+        elif beside:
+            write_report(result, options.out, beside)
     print(result)
     print(f"Report: {options.out / 'report.html'}")
     return exit_code([result], options.fail_on)
@@ -278,7 +281,7 @@ def _plan(options: Options, model: str) -> AuditPlan:
     with user_error(exit_codes.USAGE, (ValueError,)):
         config = _with_grid(config, options.grid, loaded.model.spec)
     wanted = options.control or loaded.control or NONE
-    control = None if wanted == NONE else _load(wanted, options, device)
+    control = None if wanted == NONE else _load(wanted, options, device, option="--control")
     with user_error(exit_codes.DATA, (DataError,)):
         tokenizer: Tokenizer | None = load_tokenizer(options.tokenizer) if options.tokenizer else None
         sets = _read("--data", sources, options.text_field) or {"text": builtin_corpus("heldout")}
@@ -299,7 +302,7 @@ def _plan(options: Options, model: str) -> AuditPlan:
         )
 
 
-def _load(name: str, options: Options, device: str) -> LoadedModel:
+def _load(name: str, options: Options, device: str, *, option: str = "MODEL") -> LoadedModel:
     found = [path.name for path in sorted(Path(name).glob("*")) if path.suffix in (*PICKLES, ".safetensors")]
     if found and not any(entry.endswith(".safetensors") for entry in found):
         raise UserError(
@@ -307,8 +310,11 @@ def _load(name: str, options: Options, device: str) -> LoadedModel:
             f"Convert it once: looplab convert {name}/{found[0]} OUT.",
             exit_codes.MODEL,
         )
-    with user_error(exit_codes.MODEL):
+    try:
         return looplab.load(name, dtype=options.dtype, device=device)
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        message = error.args[0] if isinstance(error, KeyError) and error.args else error
+        raise UserError(str(message).replace("MODEL must", f"{option} must", 1), exit_codes.MODEL) from error
 
 
 def _config(options: Options) -> AuditConfig:
@@ -507,7 +513,7 @@ def _fitting(plan: AuditPlan, options: Options) -> dict[Name, Footprint]:
     given = _size(allowed) if options.memory == "auto" else options.memory
     if least > allowed:
         raise UserError(
-            f"one document needs {least / GIB:.1f} GiB and --memory is {given}. Lower --max-tokens or raise --memory.",
+            f"one document needs {_size(least)} and --memory is {given}. Lower --max-tokens or raise --memory.",
             exit_codes.DATA,
         )
     if memory > allowed:
@@ -520,6 +526,10 @@ def _fitting(plan: AuditPlan, options: Options) -> dict[Name, Footprint]:
         size.disk - size.hidden_disk for size in sizes.values()
     )
     place = next(folder for folder in (options.out, *options.out.absolute().parents) if folder.is_dir())
+    if not os.access(place, os.W_OK):
+        raise UserError(
+            f"--out must be in a folder that can be written. Got {options.out}. Choose another.", exit_codes.USAGE
+        )
     free = shutil.disk_usage(place).free
     if disk > free:
         raise UserError(

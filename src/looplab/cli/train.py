@@ -81,7 +81,7 @@ def usage() -> str:
         "Recipes:",
     ]
     for name in RECIPES:
-        lines.append(f"  {name:<18}{(RECIPES[name].__doc__ or '').splitlines()[0]}")
+        lines.append(f"  {name:<24}{(RECIPES[name].__doc__ or '').splitlines()[0]}")
     lines += [
         *("", "Examples:"),
         "  looplab train text-core --help                              every field of a recipe, with its value",

@@ -91,8 +91,8 @@ def load(
         raise ValueError(f"load: dtype must be one of {', '.join(DTYPES)}. Got {dtype!r}.")
     if dtype == "float16" and device == "cpu":
         raise ValueError("dtype float16 is not supported on CPU here. Use float32 or bfloat16")
-    folder = _folder(path)
-    facts, source = _config(folder), None
+    folder = find_folder(path)
+    facts, source = read_settings(folder), None
     ours = facts is not None and facts.get("format") == FORMAT and family == "auto"
     published = None if ours else family_of(folder, facts, family)
     if published is None and tie is not None:
@@ -128,7 +128,7 @@ def export(loaded: LoadedModel, folder: str | os.PathLike[str]) -> None:
     write_published(loaded.model, loaded.source, Path(folder))
 
 
-def _folder(path: str | os.PathLike[str]) -> Path:
+def find_folder(path: str | os.PathLike[str]) -> Path:
     """The folder of a checkpoint that is named or given."""
     if Path(path).is_dir():
         return Path(path)
@@ -146,7 +146,7 @@ def _assets() -> Path:
     return Path(looplab.__file__).parent / "assets"
 
 
-def _config(folder: Path) -> dict[str, Any] | None:
+def read_settings(folder: Path) -> dict[str, Any] | None:
     """What `config.json` says; None where it is not there or cannot be read, which whoever opens the folder tells."""
     try:
         facts = json.loads((folder / CONFIG).read_bytes())

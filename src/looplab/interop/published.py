@@ -142,8 +142,7 @@ def open_published(
         ValueError: Pickled, truncated or non-finite weights, settings that cannot be read, tensors that do not fit.
     """
     shards = Shards(folder)
-    name, content = _settings(folder, family)
-    facts = _parsed(folder / name, content)
+    name, content, facts = family_settings(folder, family)
     told = facts if tie is None else facts | dict.fromkeys(TIES, tie)
     model = assemble(family, told, shards, shapes=shards.shapes, dtype=dtype, device=device)
     _, key_map, named = understand(family, told, shards.shapes)
@@ -198,10 +197,12 @@ def _weight_files(folder: Path, index: bytes | None) -> list[str]:
     raise FileNotFoundError(f"load: {folder} has no *.safetensors. Found: {listing(folder)}")
 
 
-def _settings(folder: Path, family: Family) -> tuple[str, bytes]:
+def family_settings(folder: Path, family: Family) -> tuple[str, bytes, dict[str, Any]]:
+    """Name, content and meaning of the file of settings; errors as for `open_published`."""
     for name in family.config_files:
         if (folder / name).is_file():
-            return name, (folder / name).read_bytes()
+            content = (folder / name).read_bytes()
+            return name, content, _parsed(folder / name, content)
     raise FileNotFoundError(f"load: {folder} has no {' or '.join(family.config_files)}. Found: {listing(folder)}")
 
 

@@ -31,6 +31,14 @@ COMPUTED = 1e-3
 positions, rounded in another order."""
 
 
+class MisfitError(ValueError):
+    """Tensors of a file that do not fit the model, all of them by name; the message lists the first of each kind."""
+
+    def __init__(self, missing: Sequence[str], unexpected: Sequence[str], misshapen: Sequence[str]):
+        super().__init__(f"load: {misfit(missing, unexpected, misshapen)}")
+        self.missing, self.unexpected, self.misshapen = tuple(missing), tuple(unexpected), tuple(misshapen)
+
+
 class Rule(ABC):
     """A piece of a key map: foreign names on one side, ours on the other."""
 
@@ -204,7 +212,7 @@ def assemble(
     config, key_map, named = understand(family, facts, shapes)
     for alias, original in key_map.aliases.items():
         if alias in named and named[alias] != named[original]:
-            _check_tie(alias, original, tensors[named[alias]], tensors[named[original]])
+            check_tie(alias, original, tensors[named[alias]], tensors[named[original]])
     with torch.device("meta"):
         model = family.build(config)
     # One tensor may stand under several names; `id` tells, as storage that is not there has no address.
@@ -224,7 +232,7 @@ def assemble(
     left += [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in left]
     if left:
         raise RuntimeError(f"{family.name}: the key map gives {', '.join(left)} no value")
-    _check_computed(key_map, tensors)
+    check_computed(key_map, tensors)
     model.reference = family.reference
     return model.eval()
 
@@ -235,7 +243,7 @@ def understand(
     """Configuration and key map of a file, and stripped name -> name in the file of everything that is read.
 
     Raises:
-        ValueError: Missing, unexpected or misshapen tensors, each listed by its name in the file.
+        MisfitError: Missing, unexpected or misshapen tensors, each listed by its name in the file.
     """
     config = family.config(facts, {bare(name): shape for name, shape in shapes.items()})
     key_map = family.key_map(config)
@@ -260,7 +268,7 @@ def understand(
         if name in named and shapes[named[name]] != tuple(tensor.shape)
     ]
     if missing or unexpected or misshapen:
-        raise ValueError(f"load: {misfit(missing, unexpected, misshapen)}")
+        raise MisfitError(missing, unexpected, misshapen)
     return config, key_map, named
 
 
@@ -293,7 +301,8 @@ def _put(model: nn.Module, name: str, value: Tensor) -> None:
         module._buffers[leaf] = value
 
 
-def _check_tie(alias: str, original: str, one: Tensor, other: Tensor) -> None:
+def check_tie(alias: str, original: str, one: Tensor, other: Tensor) -> None:
+    """Refuses a tensor that differs from the one it stands for."""
     if one.shape == other.shape and torch.equal(one, other):
         return
     apart = f"max {float((one - other).abs().max()):.2g}" if one.shape == other.shape else "shapes too"
@@ -302,7 +311,7 @@ def _check_tie(alias: str, original: str, one: Tensor, other: Tensor) -> None:
     )
 
 
-def _check_computed(key_map: KeyMap, tensors: Mapping[str, Tensor]) -> None:
+def check_computed(key_map: KeyMap, tensors: Mapping[str, Tensor]) -> None:
     """Says by how much tensors of the file differ from what is computed in their place."""
     for name in tensors:
         made = key_map.computed.get(key_map.strip(name))

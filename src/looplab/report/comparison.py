@@ -75,7 +75,7 @@ def quantities(comparison: Keyed, domain: Keyed) -> Table:
         if held not in shown(domain.held):  # parts in nats are in results.json; here their shares say it
             continue
         show, digits, sign = (percent, 1, " %") if held.unit == SHARE else (nats, 3, "")
-        scale = 100 if held.unit == SHARE else 1
+        scale = 100.0 if held.unit == SHARE else 1.0
         for i, model in enumerate(comparison.held.models):
             value = show(quantity.values[model]) if model in held.values else unknown(held.missing[model])
             difference = show(quantity.differences[model]) if model in held.differences else Cell(NONE, tone="muted")

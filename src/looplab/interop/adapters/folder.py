@@ -62,7 +62,7 @@ def _opened(folder: Path, adapter_class: type[Adapter], dtype: torch.dtype) -> A
     """The library's model, every tensor of which came from the folder."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     auto = "AutoModelForImageTextToText" if config.model_type == COMPOSITE else adapter_class.auto_class
-    with _quiet():  # its report of missing tensors is our error
+    with quiet():  # its report of missing tensors is our error
         inner, found = getattr(transformers, auto).from_pretrained(
             folder,
             config=config,
@@ -82,7 +82,7 @@ def _opened(folder: Path, adapter_class: type[Adapter], dtype: torch.dtype) -> A
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No messages and no progress bars of the library."""
     verbosity, bars = library_logging.get_verbosity(), library_logging.is_progress_bar_enabled()
     library_logging.set_verbosity_error()
