@@ -322,7 +322,8 @@ def wait_then_sleep(folder, task):
 
 
 SCRIPT = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a shell ignores it
 from looplab.executors import LocalPool
 from test_executors import note, sleep_long
 

@@ -56,8 +56,9 @@ class Options:
     """Say what the depth of a model is worth, with intervals.
 
     Runs the model cut short, from the end, and with repeated applications; refits the readout on separate documents;
-    tells how the loss gap of depth splits, and what cannot be told apart. Writes report.html and results.json.
-    The same command in the same folder prints a finished audit again.
+    tells how the loss gap of depth splits, what cannot be told apart, and how many loops to pay for. Writes report.html
+    and results.json. The same command in the same folder goes on with a killed audit, and prints a finished one again.
+    A unit is what schedules move: one application, or one pass or cycle of several blocks.
     """
 
     models: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="MODEL [MODEL ...]")]
@@ -80,9 +81,12 @@ class Options:
     grid: str = ""
     """Numbers of units to cut at: "all", or a list such as 1,2,4. Default: all up to 16, else landmarks."""
     controls: str = "all"
-    """Controls besides prefix and repeat, such as suffix,factorial,permute; "none", or "all" that can be identified."""
+    """Controls besides prefix and repeat, of suffix,factorial,permute,pinned,order,regrid,inner; "none", or "all" that
+    can be identified."""
     schedule: Repeated = ()
-    """A further schedule, such as "same(3)" or "[0.0 0.1 1.0]"; may be given several times."""
+    """A further schedule; may be given several times. Forms: prefix(k) suffix(k) repeat(k) same(a) cyclic(a)
+    repeat_first(a) permute(seed) pinned(j) layer_major pass_major extend_last(a) extend_cycle(a) regrid(k)
+    inner(prefix(1)), or applications as "[0.0 0.1 1.0]"."""
     extend: str = ""
     """Numbers of units past the trained plan, such as 12,16, made by repeating trained units. Default: none."""
     permutations: int = 4
