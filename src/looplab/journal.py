@@ -68,11 +68,6 @@ class Journal:
         if folder.exists():
             shutil.rmtree(folder)
 
-    def clean(self) -> None:
-        """Removes what a killed process was writing."""
-        for path in self.root.rglob(".*.partial"):
-            path.unlink(missing_ok=True)
-
     def files(self) -> Iterator[Path]:
         """The files of all parts."""
         return self.root.rglob(f"*{ENDING}")

@@ -82,8 +82,10 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path):
         torn = tmp_path / "partial" / "model" / ".full.safetensors.17.partial"
         torn.parent.mkdir(parents=True)
         torn.write_bytes(b"half")
+        (tmp_path / ".tables.17").mkdir()
+        (tmp_path / ".report.html.17.partial").write_text("half")
         folder.claim(SETTINGS, SCOPE, {})
-        assert not torn.exists()
+        assert sorted(path.name for path in tmp_path.rglob("*")) == [".lock", "manifest.json", "model", "partial"]
 
 
 def test_fresh_removes_what_the_other_audit_left_and_nothing_else(tmp_path):

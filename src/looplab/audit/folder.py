@@ -103,7 +103,7 @@ class AuditFolder:
                 return AuditResult.load(self.path)
             (self.path / RESULTS).unlink(missing_ok=True)  # what follows is not finished
         write_atomic(self.path / MANIFEST, dump_json(manifest))
-        self.journal.clean()
+        self._sweep()
         return None
 
     def _same(self, known: dict[str, Any], after: dict[str, Any], scope: dict[str, list[str]]) -> bool:
@@ -140,6 +140,13 @@ class AuditFolder:
             raise FolderBusyError(
                 f"{self.path} holds a {MANIFEST} that is no JSON. Use another --out or --fresh."
             ) from None
+
+    def _sweep(self) -> None:
+        """Removes what a killed process was writing; whoever holds the lock is the only one at work."""
+        for path in self.path.glob(".tables.*"):
+            shutil.rmtree(path)
+        for path in self.path.rglob(".*.partial"):
+            path.unlink(missing_ok=True)
 
     def _clear(self) -> None:
         for name in OWN:
