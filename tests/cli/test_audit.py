@@ -405,3 +405,74 @@ def test_a_failed_self_test_prints_no_result(models, text, tmp_path, capsys, mon
     assert printed.out == ""
     assert re.match(r"audit: self-test T1 failed: .* by [\d.]+ \(limit 1e-05\)\. No result is printed\.", printed.err)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "manifest.json"]
+
+
+def test_several_models_get_folders_of_their_own_and_one_page(models, text, tmp_path, capsys, no_report, monkeypatch):
+    shown = []
+    monkeypatch.setattr(command, "write_comparison", lambda found, results, out: shown.append((found, results)) or out)
+    argv = [str(models / "tiny-blocks"), str(models / "tiny-core"), "--data", f"math={text}", *SMALL]
+    assert main(["audit", *argv, "--out", str(tmp_path)]) == exit_codes.DONE
+    ((comparison, results),) = shown
+    assert comparison.models == ("tiny-blocks", "tiny-core")
+    assert [AuditResult.load(tmp_path / name) for name in comparison.models] == results
+    assert "2 models side by side" in capsys.readouterr().out
+    assert main(["audit", *argv, "--out", str(tmp_path)]) == exit_codes.DONE  # all of it is there
+    assert shown[1][0] == comparison
+
+
+def test_no_model_and_beside_with_several_are_refused(models, tmp_path, capsys):
+    assert failed(capsys, exit_codes.USAGE).startswith("audit: MODEL must be a checkpoint folder or a built-in name.")
+    several = [models / "tiny-blocks", models / "tiny-core", "--beside", tmp_path]
+    assert failed(capsys, exit_codes.USAGE, *several).startswith("audit: --beside takes one MODEL.")
+
+
+def test_the_self_check_decides_the_exit_code(capsys, monkeypatch):
+    class Check:
+        passed = True
+
+        def __str__(self):
+            return "all of it"
+
+    check = Check()
+    monkeypatch.setattr(command, "run_self_check", lambda **more: check)
+    assert main(["audit", "--self-check"]) == exit_codes.DONE
+    assert capsys.readouterr().out == "all of it\n"
+    check.passed = False
+    assert main(["audit", "--self-check"]) == exit_codes.SELF_TEST
+    assert failed(capsys, exit_codes.USAGE, "text-core", "--self-check").startswith(
+        "audit: --self-check takes no MODEL."
+    )
+
+
+def test_times_stand_in_the_result_where_they_are_asked_for(models, text, tmp_path, no_report):
+    argv = [
+        str(models / "tiny-blocks"),
+        "--data",
+        f"math={text}",
+        *SMALL,
+        "--probes",
+        "temperature",
+        "--time",
+        "--keep-partial",
+    ]
+    assert main(["audit", *argv, "--out", str(tmp_path)]) == exit_codes.DONE
+    steps = AuditResult.load(tmp_path).domains[0].depth_value.steps
+    assert all(step.milliseconds > 0 for step in steps)
+    assert list((tmp_path / "partial").rglob("calibration/*/*.safetensors"))
+
+
+@pytest.mark.parametrize(("size", "expected"), [("512M", 2**29), ("4G", 2**32), ("1.5GiB", 3 * 2**29), ("1000", 1000)])
+def test_sizes_of_memory(size, expected):
+    assert command.memory_bytes(size) == expected
+    assert command.memory_bytes("auto") > 2**20
+
+
+def test_memory_that_is_too_small_is_refused_before_anything_runs(models, text, tmp_path, capsys):
+    argv = [models / "tiny-blocks", "--data", f"math={text}", "--out", tmp_path / "out", "--memory"]
+    message = failed(capsys, exit_codes.DATA, *argv, "10K")
+    assert re.fullmatch(
+        r"audit: one document needs [\d.]+ MiB and --memory is 10K\. Lower .* or raise --memory\.", message
+    )
+    message = failed(capsys, exit_codes.USAGE, *argv, "much")
+    assert message == "audit: --memory must be a size such as 4G or 512M, or auto. Got 'much'."
+    assert not (tmp_path / "out").exists()
