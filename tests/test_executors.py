@@ -59,10 +59,9 @@ def exit_own_worker(shared, task):
 
 
 def wait_for_the_next(folder, task):
-    """Task 0 ends after task 1."""
+    """Task 0 ends when the caller has seen the result of task 1."""
     if task == 0:
-        appear(Path(folder, "1"))
-    note(folder, task)
+        appear(Path(folder, "seen"))
     return task
 
 
@@ -169,8 +168,12 @@ def test_no_tasks_no_outcomes():
 
 
 def test_results_come_as_they_finish(tmp_path):
+    order = []
     with LocalPool(2) as pool:
-        assert [index for index, _ in pool.run(wait_for_the_next, [0, 1], shared=tmp_path)] == [1, 0]
+        for index, _ in pool.run(wait_for_the_next, [0, 1], shared=tmp_path):
+            order.append(index)
+            (tmp_path / "seen").touch()
+    assert order == [1, 0]
 
 
 def test_shared_is_sent_once_per_worker(tmp_path):
