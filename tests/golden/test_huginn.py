@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from safetensors.torch import load_file
 
 from looplab.models.huginn import config, key_map
 from looplab.models.published import PUBLISHED, assemble
+from looplab.recurrence.exit import ArgmaxExit, LatentExit, Seen, forward_until
+from looplab.recurrence.exit.latent import relative_change
+from looplab.recurrence.exit.readout import divergence, entropy
 from looplab.recurrence.gradient import TruncatedBPTT
 from looplab.recurrence.kv import CopyLast, DepthIndexed, Single, Skip
 from looplab.recurrence.kv.depth_indexed import DepthIndexedCache
@@ -130,20 +134,31 @@ def adaptive(case, rule):
     if rule == "always_last_m4":
         cache.__class__ = AlwaysLast
     steps, values, read = [], torch.full((12, DEEPEST), -1.0), []
+    exit_rule, start = LatentExit(threshold=THRESHOLD), torch.zeros(1, 1, made.spec.noise_width)
     for at, token in enumerate(CASES[case]["input_ids"][0, :12]):
-        with torch.no_grad():
-            context = made.encode(token.view(1, 1), cache)
-            state = torch.zeros_like(context.embeds)
-            for iteration in range(DEEPEST):
-                cache.launch(iteration)
-                before, state = state, made.step(state, context, 0, torch.tensor([iteration]), cache)
-                values[at, iteration] = (state - before).norm() / state.norm()
-                if values[at, iteration] < THRESHOLD:
-                    break
-            read.append(made.head(made.coda(state, context, cache))[0, 0])
-            steps.append(iteration + 1)
-            cache.advance(1, {0: torch.tensor([[iteration + 1]])})
+        with watched(made) as seen, torch.no_grad():
+            out = forward_until(made, token.view(1, 1), exit_rule, num_steps=DEEPEST, noise=start, cache=cache)
+        steps.append(int(out.steps))
+        read.append(out.logits[0, 0])
+        found = torch.stack([torch.zeros_like(out.state), *seen])
+        values[at, : len(seen)] = relative_change(found[1:], found[:-1])[:, 0, 0]
     return {"steps": torch.tensor(steps), "values": values, "logits": torch.stack(read)}
+
+
+@contextmanager
+def watched(made):
+    """The states that `step` returns inside it."""
+    step, found = made.step, []
+
+    def stepping(*given, **named):
+        found.append(step(*given, **named))
+        return found[-1]
+
+    made.step = stepping
+    try:
+        yield found
+    finally:
+        del made.step
 
 
 def exit_signal(case, signal, start):
@@ -151,27 +166,34 @@ def exit_signal(case, signal, start):
     found = torch.stack(states(case, start))
     before, after = found[:-1], found[1:]
     if signal == "latent_diff":
-        return (after - before).norm(dim=-1) / after.norm(dim=-1)
+        return relative_change(after, before)
     if signal == "cosine":
         return 1 - (after * before).sum(-1) / after.norm(dim=-1) / before.norm(dim=-1)
     last = torch.stack([logits(case, start, steps)[:, -1] for steps in range(1, DEEPEST + 1)])
     if signal == "argmax_stable":
-        counts, best = [torch.zeros(2, dtype=torch.long)], last.argmax(-1)
-        for same in best[1:] == best[:-1]:
-            counts.append(torch.where(same, counts[-1] + 1, 0))
-        return torch.stack(counts)
-    probabilities = last.softmax(-1)
+        return repeated(case, start, last)
     if signal == "entropy_diff":
-        entropy = -(probabilities * (probabilities + 1e-10).log()).sum(-1)
-        return (entropy - torch.cat([torch.full((1, 2), 100.0), entropy[:-1]])).abs()
-    columns = last.shape[-1]
+        found = entropy(last.log_softmax(-1)[..., None, :])
+        return (found - torch.cat([torch.full((1, 2), 100.0), found[:-1]])).abs()  # the original starts at 100
+    columns, probabilities = last.shape[-1], last.softmax(-1)
     if signal == "minp_kl":
         rare = probabilities < 0.1 * probabilities.amax(-1, keepdim=True)
         probabilities = torch.where(rare, 1 / columns, probabilities)
         probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     now = probabilities.log()
-    earlier = torch.cat([torch.full((1, 2, columns), 1 / columns).log(), now[:-1]])
-    return (earlier.exp() * (earlier - now)).sum(-1)
+    earlier = torch.cat([torch.full((1, 2, columns), 1 / columns).log(), now[:-1]])  # the original starts uniform
+    return divergence(earlier[..., None, :], now[..., None, :])
+
+
+def repeated(case, start, last):
+    """How often the top token of the last position came again, by the memory of our `argmax`, which counts it too."""
+    rule, counts = ArgmaxExit(times=DEEPEST), []
+    memory = rule.start(model(case).spec, states(case, start)[0][:, -1:])
+    for step, now in enumerate(last, 1):
+        seen = Seen(torch.full((2,), step), states(case, start)[step][:, -1:], None, now[:, None, None])
+        _, memory = rule.observe(memory, seen)
+        counts.append(memory.times[:, 0] - 1)
+    return torch.stack(counts)
 
 
 def ours(case, name):

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from looplab.models.ouro import key_map_of
 from looplab.models.published import PUBLISHED, assemble
+from looplab.recurrence.exit import HazardExit, Seen, forward_until
 from looplab.recurrence.loop import forward, new_cache
 from looplab.recurrence.trace import Recorder
 from tolerances import EXACT, PUBLISHED_GRADIENTS, PUBLISHED_OUTPUTS
@@ -55,11 +56,21 @@ def exit_distribution(gate):
     return torch.stack([*found, left])
 
 
-def exit_steps(gate, threshold):
-    """First loop whose summed probability reaches the threshold, the last one if none does."""
-    reached = exit_distribution(gate).cumsum(0) >= threshold
-    reached[-1] = True
-    return reached.int().argmax(0)
+def exit_steps(case, gate, threshold):
+    """Index of the loop at which `hazard` stops each token, where all loops have run."""
+    rule, state = HazardExit(threshold=threshold), torch.zeros(*gate.shape[1:], 1)
+    memory, found = rule.start(model(case).spec, state), torch.full(gate.shape[1:], -1)
+    for loop, score in enumerate(gate):
+        stop, memory = rule.stops(memory, Seen(torch.full(gate.shape[1:2], loop + 1), state, score), len(gate))
+        found = torch.where((found < 0) & stop, loop, found)
+    return found
+
+
+@functools.cache
+def until(case, threshold):
+    """One pass in which `hazard` says where each token is read."""
+    with torch.no_grad():
+        return forward_until(model(case), CASES[case]["input_ids"], HazardExit(threshold=threshold))
 
 
 def chosen(values, steps):
@@ -94,7 +105,7 @@ def decoded(threshold):
         while len(picked) <= 6:
             _, logits, gate = rolled("full", tokens, cache=cache)
             last = torch.full(gate.shape[1:], len(gate) - 1)
-            read.append(chosen(logits, last if threshold is None else exit_steps(gate, threshold))[:, -1])
+            read.append(chosen(logits, last if threshold is None else exit_steps("full", gate, threshold))[:, -1])
             tokens = read[-1].argmax(-1)[:, None]
             picked.append(tokens)
     return torch.cat(picked[:6], 1), torch.stack(read), cache
@@ -128,7 +139,7 @@ def padded():
 def reproduced(case, name):
     """Our value of a recorded tensor."""
     if name.startswith("exit_step_q"):
-        return exit_steps(loops(case, 4)[2], float(name.removeprefix("exit_step_q")))
+        return until(case, float(name.removeprefix("exit_step_q"))).steps - 1
     states, logits, gate = loops(case, 6 if name.startswith("ut6") else 4)
     found = {
         "loop_states": lambda: states,
@@ -140,7 +151,7 @@ def reproduced(case, name):
         "layer_trace_row0": layer_trace,
         "exit_pdf": lambda: exit_distribution(gate),
         "exit_cdf": lambda: exit_distribution(gate).cumsum(0),
-        "exit_logits_q0.5": lambda: chosen(logits, exit_steps(gate, 0.5)),
+        "exit_logits_q0.5": lambda: until(case, 0.5).logits,
         "weighted_logits": lambda: weighted(logits, gate),
         "loss_weighted": lambda: gradients()[0],
         "gradnorm_weighted": lambda: torch.stack([grad.norm() for _, grad in sorted(gradients()[1].items())]),
