@@ -15,15 +15,25 @@ import torch
 import looplab
 
 
-def paired(first: Callable[[], Any], second: Callable[[], Any], *, pairs: int) -> tuple[list[float], list[float]]:
-    """Seconds of alternating runs, after one warm-up of each."""
+def paired(
+    first: Callable[[], Any],
+    second: Callable[[], Any],
+    *,
+    pairs: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[list[float], list[float]]:
+    """Seconds of alternating runs, after one warm-up of each.
+
+    Args:
+        clock: `time.process_time` counts the processor's time of this process alone, for a machine that others use.
+    """
     first(), second()
     times: tuple[list[float], list[float]] = ([], [])
     for index in range(pairs):
         for side in (0, 1) if index % 2 == 0 else (1, 0):
-            start = time.perf_counter()
+            start = clock()
             (first, second)[side]()
-            times[side].append(time.perf_counter() - start)
+            times[side].append(clock() - start)
     return times
 
 
