@@ -17,6 +17,7 @@ from looplab.intervals import (
     expected_calibration_error,
     holm,
     mcnemar_exact,
+    paired_difference,
     percentile_interval,
     wilson,
 )
@@ -227,3 +228,30 @@ def test_equivalence_is_rarely_claimed_for_an_effect_at_the_margin():
 @pytest.mark.nightly
 def test_wrong_claims_of_equivalence_over_a_thousand_data_sets():
     assert wrong_claims(1000, 200, 10_000) <= 0.06
+
+
+def pairs(both, first, second, neither):
+    one = np.array([1] * both + [1] * first + [0] * second + [0] * neither, bool)
+    other = np.array([1] * both + [0] * first + [1] * second + [0] * neither, bool)
+    return one, other
+
+
+def test_a_paired_difference_is_that_of_newcombe():
+    """36, 12, 2, 0 is an example of the paper; its method 10 gives 0.0569 to 0.3404."""
+    found = paired_difference(*pairs(36, 12, 2, 0))
+    assert (found.low, found.high) == pytest.approx((0.0569, 0.3404), abs=1e-4)
+    assert found.estimate == pytest.approx(0.2)
+    assert (found.plain_low + found.plain_high) / 2 == pytest.approx(0.2)
+
+
+def test_items_that_all_agree_leave_a_width_and_swapping_swaps_the_ends():
+    same = paired_difference(*pairs(50, 0, 0, 0))
+    assert same.low == -same.high < 0 == same.estimate
+    one, other = pairs(20, 5, 1, 9)
+    there, back = paired_difference(one, other), paired_difference(other, one)
+    assert (there.low, there.high) == pytest.approx((-back.high, -back.low))
+
+
+def test_a_paired_difference_is_of_the_same_items():
+    with pytest.raises(ValueError, match="about the same items. Got 2 and 3"):
+        paired_difference(np.ones(2, bool), np.ones(3, bool))

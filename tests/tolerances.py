@@ -94,3 +94,11 @@ PUBLISHED_GRADIENTS = {"rtol": 1e-3, "atol": 1e-7}
 
 AVERAGED = {"rtol": 1e-6, "atol": 1e-6}
 """float32 means of a few numbers of order 1, summed in another order."""
+
+RETROFIT_LOGITS = {"rtol": 0.0, "atol": 1e-5}
+"""float32 logits of another library against our layers of the same weights (bound of the retrofit's specification)."""
+
+EVAL_SCORES = {"rtol": 0.0, "atol": 1e-5}
+"""Log-likelihoods of short continuations in float32, against plain code or lm-eval's own backend (nats)."""
+EVAL_TEXTS = {"rtol": 1e-6, "atol": 1e-5}
+"""The same of whole texts: hundreds of nats, summed in another order."""

@@ -116,7 +116,10 @@ def rollout_memory(options: Any) -> list[dict[str, Any]]:
 
 
 def load_memory(options: Any) -> list[dict[str, Any]]:
-    """Peak host memory of loading a sharded folder is at most the weights and one shard."""
+    """Peak host memory of the first load of a process is at most the weights and one shard.
+
+    Counted from the state after `import looplab`: nothing was loaded or built before.
+    """
     with tempfile.TemporaryDirectory(prefix="looplab-load-") as folder:
         weights, shard = _write_ouro(Path(folder), dim=1024, layers=options.layers)
         done = subprocess.run(
@@ -139,9 +142,6 @@ import torch
 def memory(what):
     line = next(l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(what))
     return 1024 * int(line.split()[1])
-from looplab.models.base import PRESETS, build
-build(PRESETS["tiny-ouro"](), device="meta").state_dict()  # what torch imports for models without storage
-looplab.load("text-core")
 before = memory("VmHWM")
 loaded = looplab.load(sys.argv[1])
 print(before, memory("VmHWM"))

@@ -173,6 +173,36 @@ def wilson(successes: int, trials: int, *, level: float = 0.95) -> Interval:
     )
 
 
+def paired_difference(
+    first: Bool[np.ndarray, " items"], second: Bool[np.ndarray, " items"], *, level: float = 0.95
+) -> Interval:
+    """Difference of two proportions on the same items, first - second (Newcombe 1998, method 10).
+
+    Square and add of the two Wilson intervals, less their correlation; so items that all agree give no interval of
+    zero width. The normal interval stands in the plain fields.
+    """
+    if first.shape != second.shape or len(first) == 0:
+        raise ValueError(
+            f"paired_difference: both must be about the same items. Got {len(first)} and {len(second)}. Grade all."
+        )
+    items = len(first)
+    a, b, c, d = (int((x & y).sum()) for x in (first, ~first) for y in (second, ~second))
+    one, other = wilson(a + b, items, level=level), wilson(a + c, items, level=level)
+    product = float(a + b) * (c + d) * (a + c) * (b + d)
+    excess = float(a * d - b * c)
+    excess = max(excess - items / 2, 0.0) if excess > 0 else excess
+    phi = excess / math.sqrt(product) if product else 0.0
+    p, q = one.estimate, other.estimate
+    down, up = p - one.low, one.high - p
+    down_other, up_other = q - other.low, other.high - q
+    low = math.sqrt(max(0.0, down**2 - 2 * phi * down * up_other + up_other**2))
+    high = math.sqrt(max(0.0, up**2 - 2 * phi * up * down_other + down_other**2))
+    wald = float(stats.norm.ppf((1 + level) / 2)) * math.sqrt(b + c - (b - c) ** 2 / items) / items
+    return Interval(
+        estimate=p - q, low=p - q - low, high=p - q + high, plain_low=p - q - wald, plain_high=p - q + wald, level=level
+    )
+
+
 def mcnemar_exact(only_first: int, only_second: int) -> float:
     """Two-sided exact p-value that two paired systems succeed equally often, from the two discordant counts."""
     if min(only_first, only_second) < 0:

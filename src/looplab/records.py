@@ -310,6 +310,10 @@ class StudyPlot:
     quantities: tuple[str, ...]
     line: float | None = None
     """A threshold, in the quantities' unit."""
+    x: tuple[float, ...] = ()
+    """Where each quantity stands on a logarithmic axis, for a line per arm; empty: side by side."""
+    x_label: str = ""
+    y_label: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -364,3 +368,120 @@ class StudyResult:
         if data.get("schema") != SCHEMA_VERSION:
             raise ValueError(f"study: results.json must have schema {SCHEMA_VERSION}. Got {data.get('schema')!r}.")
         return from_dict(cls, data)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalScore:
+    """One metric of one task, or group of tasks, at one depth."""
+
+    task: str
+    depth: int
+    metric: str
+    filter: str
+    value: float | None
+    stderr: float | None
+    """None where lm-eval has none."""
+    higher_is_better: bool | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalTask:
+    """A task as it was run."""
+
+    name: str
+    origin: str
+    """built in, local or lm-eval."""
+    version: str
+    output: str
+    """multiple_choice, loglikelihood, loglikelihood_rolling or generate_until."""
+    documents: int
+    of: int
+    """Documents that the task has."""
+    num_fewshot: int
+    settings: str
+    """Hash of the task's settings and documents."""
+    truncated: int
+    """Inputs that lost tokens on the left."""
+    lost_tokens: int
+    steps: dict[str, float]
+    """Depth -> mean exit step, under an exit rule."""
+    counts: dict[str, int]
+    """The ledger's counts of everything that ran for it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalResult:
+    """A model on tasks of lm-eval at several depths, without times: equal inputs give equal bytes."""
+
+    model: str
+    architecture: str
+    weights: str
+    """Hash of all parameters and buffers."""
+    tokenizer: str
+    dtype: str
+    device: str
+    parameters: int
+    trained_depth: str
+    default_depth: str
+    depths: tuple[int, ...]
+    unit: str
+    """What a depth counts: steps or applications."""
+    trained_units: tuple[int, int] | None
+    """Depths at which the readout was trained."""
+    shared: tuple[int, int]
+    """Applications per input when log-likelihoods share a rollout, and when every depth is run alone."""
+    exit_rule: str
+    kv_rule: str
+    init: str
+    seeds: dict[str, int]
+    """Of few-shot examples, noise, draws."""
+    system_prompt: str
+    chat_template: str
+    """SHA-256 of the template; empty where none is applied."""
+    fewshot_as_multiturn: bool
+    gen_kwargs: str
+    limit: int | None
+    max_length: int
+    batching: str
+    tasks: tuple[EvalTask, ...]
+    scores: tuple[EvalScore, ...]
+    notes: tuple[str, ...]
+    versions: dict[str, str]
+    command: str
+    schema: int = SCHEMA_VERSION
+
+    def curves(self) -> dict[tuple[str, str, str], list[EvalScore]]:
+        """(task, metric, filter) -> its scores by depth, in the order of the tasks."""
+        found: dict[tuple[str, str, str], list[EvalScore]] = {}
+        for score in self.scores:
+            found.setdefault((score.task, score.metric, score.filter), []).append(score)
+        return {key: sorted(scores, key=lambda score: score.depth) for key, scores in found.items()}
+
+    def __str__(self) -> str:
+        unit = self.unit if len(self.depths) > 1 or self.depths[0] != 1 else self.unit.removesuffix("s")
+        depths = ", ".join(map(str, self.depths))
+        wide = max((len(f"{task} {metric}") for task, metric, _ in self.curves()), default=0)
+        lines = [f"{self.model} at {depths} {unit}", " " * (wide + 1) + "".join(f"{d:>16}" for d in self.depths)]
+        for (task, metric, name), scores in self.curves().items():
+            label = f"{task} {metric}" + ("" if name == "none" else f" ({name})")
+            lines.append(f"{label:<{wide}} " + "".join(f"{_figure(score):>16}" for score in scores))
+        return "\n".join([*lines, *self.notes])
+
+    @classmethod
+    def from_json(cls, text: str) -> "EvalResult":
+        """The result that `dump_json` wrote.
+
+        Raises:
+            ValueError: A schema that this version does not know.
+        """
+        data = json.loads(text)
+        if data.get("schema") != SCHEMA_VERSION:
+            raise ValueError(f"eval: results.json must have schema {SCHEMA_VERSION}. Got {data.get('schema')!r}.")
+        data["scores"] = [_numbers(score, "value", "stderr") for score in data["scores"]]
+        return from_dict(cls, data)
+
+
+def _figure(score: EvalScore) -> str:
+    if score.value is None:
+        return "-"
+    return f"{score.value:.4f}" + ("" if score.stderr is None else f" ±{score.stderr:.4f}")

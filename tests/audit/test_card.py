@@ -25,6 +25,13 @@ def test_the_card_counts_applications_and_units():
     assert (made.dtype, made.default_steps) == ("float32", "4, 4")
 
 
+def test_the_card_carries_what_a_reader_must_know():
+    model = Mixing()
+    assert card(model).notes == ()
+    model.notes = ("padding is masked",)
+    assert card(model).notes == ("padding is masked",)
+
+
 def test_a_model_without_a_repeated_block_is_dense():
     assert is_dense(full_plan(TinyDense(4).spec))
     assert not is_dense(full_plan(Mixing().spec))

@@ -3,10 +3,12 @@
 import dataclasses
 
 from looplab.audit.documents import prepare
-from looplab.audit.findings import byte_tokens, domain_findings, grouped, not_identifiable
+from looplab.audit.findings import byte_tokens, domain_findings, grouped, not_identifiable, task_findings
+from looplab.audit.problems import Problems, prepare_problems
 from looplab.audit.result import Part
 from looplab.audit.schedules import default_schedules, full_plan, schedule_map
 from looplab.records import Finding, Level
+from looplab.tasks.state_tracking import StateTracking
 from tiny import LetterTokenizer, Mixing, letters
 
 DOMAIN = prepare("text", letters(70), LetterTokenizer())
@@ -75,3 +77,27 @@ def test_what_cannot_be_told_apart_is_grouped_by_reason():
 
 def test_reading_bytes_is_a_warning():
     assert byte_tokens().level is Level.WARNING
+
+
+def problems(difficulty):
+    task = StateTracking(group="s3", train_length=3)
+    return prepare_problems("d", Problems(task=task, difficulty=difficulty), evaluation=20, calibration=10)
+
+
+def test_problems_that_are_all_for_training_are_a_warning():
+    full = full_plan(Mixing(blocks=1, steps=6).spec)
+    (found,) = task_findings(problems(3), full)
+    assert (found.kind, found.level) == ("audit.trained_problems", Level.WARNING)
+    assert task_findings(problems(6), full) == []
+    assert task_findings(DOMAIN, full) == []
+
+
+def test_problems_that_take_more_iterations_than_full_has_are_named():
+    (found,) = task_findings(problems(7), full_plan(Mixing(blocks=1, steps=6).spec))
+    assert (found.kind, found.value, found.threshold) == ("audit.few_iterations", 6, 7)
+    assert found.remedy.endswith("pass --num-steps 7.")
+
+
+def test_few_problems_are_told_to_ask_for_more():
+    few = domain_findings(problems(6), {}, {}, [])
+    assert {f.remedy for f in few} == {"Raise --documents and --calibration-documents."}

@@ -106,6 +106,7 @@ def test_the_ledger_of_a_walk_is_what_its_schedules_own(domain):
 EXPECTED_UNITS = {
     "tiny-blocks": (8, 4),
     "tiny-core": (4, 4),
+    "tiny-dcp": (8, 4),
     "tiny-dense": (3, 1),
     "tiny-huginn": (4, 4),
     "tiny-layer-loop": (6, 2),
@@ -116,6 +117,7 @@ EXPECTED_UNITS = {
     "tiny-retrofit-llama": (4, 4),
     "tiny-retrofit-olmo": (4, 4),
     "tiny-two-level": (2, 2),
+    "tiny-vera": (6, 3),
 }
 """Units and kmid of every tiny preset, counted by hand from its order."""
 GRIDS = ("tiny-hrm", "tiny-trm-attn", "tiny-trm-mlp")

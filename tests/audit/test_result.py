@@ -7,6 +7,8 @@ import pytest
 
 from looplab.audit.config import AuditConfig
 from looplab.audit.result import (
+    Answers,
+    AnswerScore,
     AuditCounts,
     AuditResult,
     Decomposition,
@@ -17,6 +19,7 @@ from looplab.audit.result import (
     Part,
     ProbeLoss,
     ScheduleResult,
+    TaskFacts,
     Verdict,
     nats,
     percent,
@@ -147,3 +150,34 @@ def test_the_value_of_depth_is_printed_below_the_verdict():
     result = valued(two_blocks())
     lines = str(result).splitlines()
     assert lines[1:3] == [result.domains[0].verdict.sentence, result.domains[0].depth_value.sentence]
+
+
+def test_an_audit_of_texts_says_nothing_of_answers():
+    plain = result()
+    assert plain.domains[0].answers is None
+    assert "answers" not in json.loads(plain.to_json())["domains"][0]
+    assert AuditResult.from_json(plain.to_json()) == plain
+
+
+def test_answers_come_back_from_json_and_are_printed_beside_chance():
+    task = TaskFacts(
+        name="sums", version=2, options={"kind": "Sums", "size": 3}, difficulty=4, chance=0.25, cells=1, num_steps=4,
+        sides="halves", trained=False,
+    )  # fmt: skip
+    scores = tuple(
+        AnswerScore(schedule=name, probe="raw", exact=estimate(0.5), wilson=wilson, cells=0.75)
+        for name, wilson in (("full", (0.41, 0.59)), ("prefix(1)", None), ("suffix(1)", None))
+    )
+    made = result()
+    made = dataclasses.replace(
+        made, domains=(dataclasses.replace(made.domains[0], answers=Answers(task=task, scores=scores)),)
+    )
+    assert AuditResult.from_json(made.to_json()) == made
+    assert made.domains[0].answers.score("prefix(1)") == scores[1]
+    with pytest.raises(KeyError):
+        made.domains[0].answers.score("full", "affine")
+    lines = [line.split() for line in made.table().splitlines()]
+    assert ["full", "raw", "50.0", "%", "[40.0,", "60.0]", "[41.0,", "59.0]"] in lines
+    assert ["prefix(1)", "raw", "50.0", "%", "[40.0,", "60.0]", "-"] in lines
+    assert next(line for line in lines if line[:2] == ["exact", "match"])[-2:] == ["25", "%"]
+    assert not [line for line in lines if line[:1] == ["suffix(1)"]]

@@ -8,6 +8,8 @@ import torch
 
 from looplab.audit import self_tests
 from looplab.audit.documents import prepare
+from looplab.audit.positive_controls.progress import SWAPS, TASK, Follower
+from looplab.audit.problems import Problems, prepare_problems
 from looplab.audit.runner import Runner
 from looplab.audit.schedules import full_plan
 from looplab.audit.self_tests import NonFiniteError, SelfTestError
@@ -39,6 +41,33 @@ def test_an_honest_model_passes_all_nine(model):
     assert [test.name for test in tests] == [f"T{i}" for i in range(1, 10)]
     assert all(test.passed for test in tests)
     assert findings == ()
+
+
+PROBLEMS = prepare_problems("d", Problems(task=TASK, difficulty=SWAPS), evaluation=20, calibration=10)
+
+
+class PadsCells(Follower):
+    """The answer's last cell depends on how many positions its launch has."""
+
+    def coda(self, state, context, cache=None):
+        hidden = super().coda(state, context)
+        return torch.cat([hidden[..., :-1], hidden[..., -1:] + 0.1 * hidden.shape[1]], dim=-1)
+
+
+def run_on_problems(model):
+    documents = PROBLEMS.evaluation.documents
+    return self_tests.run(Runner(model.eval()), full_plan(model.spec), documents, Ledger())
+
+
+def test_a_model_that_answers_with_cells_passes_all_nine():
+    tests, findings = run_on_problems(Follower())
+    assert [test.name for test in tests] == [f"T{i}" for i in range(1, 10)]
+    assert findings == ()
+
+
+def test_every_cell_of_an_answer_is_watched_for_padding():
+    with pytest.raises(SelfTestError, match="self-test T3 failed: padding changes scored losses"):
+        run_on_problems(PadsCells())
 
 
 class ScaledForward(Mixing):

@@ -1,3 +1,4 @@
+import dataclasses
 import re
 
 import pytest
@@ -129,6 +130,18 @@ def test_the_sentence_says_everything_once():
     assert found.probe_words == {"temperature": "present", "affine": "present"}
     assert found.words["composition"] == "dominant"
     assert found.recurrence == "not measured"
+
+
+def test_units_of_several_applications_are_counted_in_applications():
+    """One cycle of a two-level model is what prefix(1) runs."""
+    found = verdict("math", applications=32, first=8, decomposition=decomposition(*PARTS), gains=[])
+    assert found.sentence.startswith("On math, 32 applications instead of 8 lower the loss by ")
+
+
+def test_an_effect_without_any_difference_is_said_so():
+    nothing = dataclasses.replace(part("application", nats=estimate(0.0, 0.0), word="inconclusive"), bitwise_equal=True)
+    found = verdict("math", applications=4, decomposition=decomposition(nothing, *PARTS[1:]), gains=[])
+    assert "Running more applications of the first unit: 0 (bitwise equal), inconclusive; " in found.sentence
 
 
 def test_what_is_not_identifiable_has_no_number_in_the_sentence():

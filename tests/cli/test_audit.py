@@ -10,13 +10,19 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from looplab._config import to_dict
+from looplab.audit import protocol
 from looplab.audit.protocol import AuditPlan
 from looplab.audit.result import AuditResult
 from looplab.cli import audit as command
 from looplab.cli import exit_codes, main
+from looplab.interop import load
 from looplab.models.base import PRESETS, build
 from looplab.models.folder import save_folder
+from looplab.recipes.par import par
 from looplab.records import Finding, Level
+from looplab.tasks.prefix_sum import PrefixSum
+from looplab.tasks.state_tracking import StateTracking
 
 SMALL = [
     "--replicates",
@@ -281,6 +287,108 @@ def test_pickled_weights_are_refused(models, tmp_path, capsys):
         f"audit: weights must be safetensors. Found only pytorch_model.bin in {folder}. "
         f"Convert it once: looplab convert {folder}/pytorch_model.bin OUT."
     )
+
+
+@pytest.fixture(scope="module")
+def of_task(tmp_path_factory):
+    """A model with the tokens and the cells of swaps of five items, as training leaves it."""
+    folder = tmp_path_factory.mktemp("models") / "swaps"
+    run = par("swaps")
+    save_folder(folder, build(run.model, seed=1), tokenizer="task", trained={"task": to_dict(run.data.task)})
+    return folder
+
+
+def test_a_misspelt_task_is_answered_with_a_suggestion(of_task, tmp_path, capsys):
+    message = failed(capsys, exit_codes.USAGE, of_task, "--task", "state_trackin", "--out", tmp_path / "out")
+    assert message.startswith(
+        "audit: --task must name a task. Got 'state_trackin'. Did you mean 'state_tracking'? Known:"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--data", "math=m.jsonl"), ("--calibration", "math=m.jsonl"), ("--tokenizer", "bytes")]
+)
+def test_a_task_and_texts_are_not_taken_together(of_task, tmp_path, capsys, option, value):
+    argv = [of_task, "--task", "state_tracking", option, value, "--out", tmp_path / "out"]
+    message = failed(capsys, exit_codes.USAGE, *argv)
+    assert message == f"audit: --task takes no {option}: its problems are the documents. Got both. Leave one out."
+
+
+def test_a_difficulty_without_a_task_is_refused(models, text, tmp_path, capsys):
+    argv = [models / "tiny-core", "--data", f"math={text}", "--difficulty", "8", "--out", tmp_path / "out"]
+    message = failed(capsys, exit_codes.USAGE, *argv)
+    assert message == "audit: --difficulty is of a task. Got 8 and texts. Add --task NAME."
+
+
+def test_a_difficulty_that_the_task_does_not_have_is_refused(of_task, tmp_path, capsys):
+    message = failed(capsys, exit_codes.USAGE, of_task, "--difficulty", "0", "--out", tmp_path / "out")
+    assert message == "audit: difficulty must be at least 1 for state_tracking. Got 0."
+
+
+def test_a_model_without_the_tokens_of_the_task_is_refused(tmp_path, capsys):
+    save_folder(tmp_path / "four", build(dataclasses.replace(PRESETS["tiny-core"](), vocab=4), seed=1))
+    argv = [tmp_path / "four", "--task", "state_tracking", "--out", tmp_path / "out"]
+    message = failed(capsys, exit_codes.MODEL, *argv)
+    assert message == (
+        "audit: MODEL must read the 11 tokens of state_tracking. Got four, which reads 4. "
+        "Pass a model of this task, or another --task."
+    )
+
+
+def test_a_model_with_other_answers_than_the_task_is_refused(models, tmp_path, capsys):
+    argv = [models / "tiny-core", "--task", "state_tracking", "--out", tmp_path / "out"]
+    message = failed(capsys, exit_codes.MODEL, *argv)
+    assert message == (
+        "audit: MODEL must answer state_tracking with 5 cells of 5 symbols. Got tiny-core, which answers with 259 "
+        "symbols. Pass a model of this task, or another --task."
+    )
+
+
+def test_a_model_of_cells_is_not_audited_on_texts(of_task, text, tmp_path, capsys):
+    argv = [of_task, "--data", f"math={text}", "--tokenizer", "bytes", "--out", tmp_path / "out"]
+    message = failed(capsys, exit_codes.MODEL, *argv)
+    assert message == (
+        "audit: domain math must hold problems of a task for this model, which answers with 5 cells at a position. "
+        f"Got {text}. Pass --task."
+    )
+
+
+def test_problems_are_never_cut(of_task, tmp_path, capsys):
+    argv = [of_task, "--difficulty", "8", "16", "--max-tokens", "9", "--out", tmp_path / "out"]
+    message = failed(capsys, exit_codes.USAGE, *argv)
+    assert message == (
+        "audit: --max-tokens must be at least 17 for difficulty 16 of state_tracking: a problem is never cut. Got 9. "
+        "Leave it out."
+    )
+
+
+def test_a_control_has_no_bytes_to_be_compared_by_on_a_task(of_task, tmp_path, capsys):
+    argv = [of_task, "--control", of_task, "--out", tmp_path / "out"]
+    message = failed(capsys, exit_codes.MODEL, *argv)
+    assert message == (
+        "audit: --control compares gaps in nats per byte. Got swaps on state_tracking, whose problems have no bytes. "
+        "Leave it out."
+    )
+
+
+def test_another_task_than_the_trained_one_is_a_warning(tmp_path, capsys):
+    task = StateTracking(group="z10", train_length=4)
+    run = par("sums", task)
+    folder = tmp_path / "sums"
+    save_folder(folder, build(run.model, seed=1), tokenizer="task", trained={"task": to_dict(PrefixSum())})
+    argv = ["audit", folder, "--task", "prefix_sum", "--dry-run", "--out", tmp_path / "out"]
+    assert main([*map(str, argv)]) == exit_codes.DONE
+    opened = protocol._open(load(folder), None, "", "state_tracking")
+    assert [finding.kind for finding in opened.findings] == ["audit.other_task"]
+    assert protocol._open(load(folder), None, "", "prefix_sum").findings == ()
+
+
+def test_a_task_audit_is_planned_with_the_options_of_the_checkpoint(of_task, tmp_path, capsys):
+    argv = ["audit", str(of_task), "--difficulty", "8", "16", "--documents", "30", "--dry-run"]
+    assert main([*argv, "--out", str(tmp_path / "out")]) == exit_codes.DONE
+    printed = capsys.readouterr().out.splitlines()
+    assert "state_tracking-8: 30 evaluation documents, 30 scored tokens" in printed
+    assert "state_tracking-16: 30 evaluation documents, 30 scored tokens" in printed
 
 
 def data(path, content):

@@ -1,11 +1,13 @@
 import json
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from looplab.cli import exit_codes, main
+from looplab.interop.load_check import load_check
 from source import ROOT
 
 HUGINN = ROOT / "tests" / "golden" / "huginn" / "full"
@@ -29,13 +31,15 @@ def test_a_converted_checkpoint_passes_load_check(file, tmp_path, capsys):
     assert "tensors under model: 76 float32" in text
     assert "not kept: entry0 (int)" in text and "not kept: 5 more, see convert.json" in text
     assert "copied: config.json" in text
-    assert f"next: looplab load-check {out}" in text
+    assert "opens: yes, as huginn" in text and f"next: looplab load-check {out}" in text
     assert main(["load-check", str(out)]) == exit_codes.DONE
 
 
-def test_json_is_the_manifest(file, tmp_path, capsys):
+def test_json_is_the_manifest_and_the_look_at_it(file, tmp_path, capsys):
     assert main(["convert", str(file), str(tmp_path / "out"), "--json"]) == exit_codes.DONE
-    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "out" / "convert.json").read_bytes())
+    said = json.loads(capsys.readouterr().out)
+    assert said.pop("load_check") == json.loads(json.dumps(asdict(load_check(tmp_path / "out"))))
+    assert said == json.loads((tmp_path / "out" / "convert.json").read_bytes())
 
 
 def test_a_key_chooses_the_state_dict(file, tmp_path, capsys):
@@ -59,3 +63,13 @@ def test_a_folder_without_settings_says_so(file, tmp_path, capsys):
     (file.parent / "config.json").unlink()
     assert main(["convert", str(file), str(tmp_path / "out")]) == exit_codes.DONE
     assert "no settings beside FILE" in capsys.readouterr().out
+
+
+def test_the_look_at_the_end_reads_the_folder_as_it_is_told(file, tmp_path, capsys):
+    assert main(["convert", str(file), str(tmp_path / "untied"), "--no-tie"]) == exit_codes.DONE
+    assert "opens: not yet; load: 1 tensor missing (lm_head.weight)" in capsys.readouterr().out
+    assert main(["convert", str(file), str(tmp_path / "other"), "--family", "ouro"]) == exit_codes.DONE
+    assert "opens: not yet; load: " in capsys.readouterr().out
+    assert main(["convert", str(file), str(tmp_path / "none"), "--family", "our"]) == exit_codes.MODEL
+    assert "Unknown family 'our'. Did you mean 'ouro'?" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()

@@ -5,7 +5,9 @@ import pytest
 
 from looplab.cli import exit_codes, main
 from looplab.cli.list import CHOICES, MAIN, Kind, entries
+from looplab.interop.adapters import ADAPTERS
 from looplab.models.base import MODELS, PRESETS, build
+from looplab.models.published import PUBLISHED
 
 KINDS = typing.get_args(Kind)
 
@@ -36,7 +38,14 @@ def test_models_and_presets_come_from_the_registries_with_exact_counts(capsys):
 
 def test_one_kind_alone(capsys):
     assert list(listed(capsys, "depth-samplers")) == ["depth-samplers"]
-    assert set(CHOICES) | set(MAIN) == set(KINDS)
+    assert set(CHOICES) | set(MAIN) | {"families"} == set(KINDS)
+
+
+def test_families_say_how_they_are_found(capsys):
+    found = {entry["name"]: entry["about"] for entry in listed(capsys, "families")["families"]}
+    assert (found["huginn"], found["llama"]) == ("model_type huginn_raven", "model_type llama")
+    assert found["trm"] == "found by its tensors"
+    assert {*PUBLISHED, *ADAPTERS} == set(found)
 
 
 def test_tables_show_names_and_counts(capsys, monkeypatch):

@@ -66,3 +66,20 @@ def test_a_spoilt_number_is_counted(tmp_path, capsys):
     shutil.copyfile(HUGINN / "config.json", tmp_path / "config.json")
     assert main(["load-check", str(tmp_path)]) == exit_codes.MODEL
     assert "transformer.ln_f.weight: 3" in capsys.readouterr().out
+
+
+def test_what_was_not_compared_is_not_called_right(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    shutil.copyfile(HUGINN / "weights.safetensors", tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "huginn_next"}')
+    assert main(["load-check", str(tmp_path)]) == exit_codes.MODEL
+    text = capsys.readouterr().out
+    assert text.count("not compared") == 3
+    assert f"To read it as the nearest: looplab load-check {tmp_path} --family huginn or retrofit" in text
+
+
+def test_facts_of_two_levels_are_told_in_words(capsys):
+    assert main(["load-check", str(ROOT / "tests" / "golden" / "hrm")]) == exit_codes.DONE
+    rows = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line.strip())
+    told = {name: rows[name].strip() for name in ("layers", "state", "causal")}
+    assert told == {"layers": "0 1 | 2", "state": "high 32, low 32", "causal": "no"}

@@ -38,6 +38,8 @@ def test_list_names_every_study_with_its_question(capsys):
         ([], "study: no study ''. See: looplab study --list"),
         (["dcp", "--seeds", "2"], "study: dcp trains nothing, so --seeds must be left out."),
         (["depth_schedule", "--seeds", "0"], "study: --seeds must be from 1 to 1000. Got 0."),
+        (["dcp", "--full"], "study: dcp has no further arms, so --full must be left out."),
+        (["dcp", "--workers", "0"], "study: --workers must be at least 1. Got 0."),
     ],
 )
 def test_a_wrong_word_is_one_line_and_code_2(tmp_path, capsys, words, message):

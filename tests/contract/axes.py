@@ -132,6 +132,7 @@ CHOICES = {
     "ffn-gated-relu-squared": {"ffn": GatedReluSquared(hidden=12, scale=0.5)},
     "core-ffn": {"core_ffn": Gelu(hidden=10)},
     "core-attention": {"core_attention": dataclasses.replace(ATTENTION, heads=4)},
+    "position-some-layers-unrotated": {"unrotated_layers": (1,)},
     "position-interleaved": attention(position=Rope(base=100.0, pairing="interleaved")),
     "position-after-norm": attention(
         position=Rope(base=100.0, order="after_norm"), qk_norm=RMS(affine=True, over="head", eps=1e-6)

@@ -12,7 +12,7 @@ from contract.zoo import NAMES, depths, encode, excused, models_without_preset, 
 from looplab._config import from_dict, to_dict
 from looplab.models.base import PRESETS, build
 from looplab.recurrence import state as states
-from looplab.recurrence.gradient import CheckpointApplication, FullBPTT, SegmentedDetach, TruncatedBPTT
+from looplab.recurrence.gradient import CheckpointApplication, CheckpointUnit, FullBPTT, SegmentedDetach, TruncatedBPTT
 from looplab.recurrence.kv import Anchor, Average, Cache, CopyLast, DepthIndexed, First, Modulo, Single, Skip
 from looplab.recurrence.ledger import Ledger
 from looplab.recurrence.loop import forward, new_cache, run_plan
@@ -139,6 +139,8 @@ def test_05_the_same_arguments_give_the_same_bits(name):
         SegmentedDetach(every=2),
         CheckpointApplication(),
         CheckpointApplication(inner=TruncatedBPTT(window=2)),
+        CheckpointUnit(),
+        CheckpointUnit(inner=TruncatedBPTT(window=2)),
     ],
     ids=lambda s: str(s).split("(")[0] + ("+" if getattr(s, "inner", None) else ""),
 )
@@ -408,7 +410,12 @@ def test_11_every_parameter_gets_a_finite_gradient(name):
     if model.spec.halt is not None:  # the next-token loss reads no stopping score
         loss = loss + model.halt(out.state).square().mean()
     loss.backward()
+    labels = [label for label, _ in model.named_parameters()]
+    assert all(any(label.startswith(start) for label in labels) for start in model.idle_parameters)
     for label, parameter in model.named_parameters():
+        if label.startswith(tuple(model.idle_parameters)):
+            assert parameter.grad is None, f"{label} is not idle"
+            continue
         assert parameter.grad is not None, f"{label} gets no gradient"
         assert torch.isfinite(parameter.grad).all() and parameter.grad.any(), f"{label}: {parameter.grad.abs().max()}"
 

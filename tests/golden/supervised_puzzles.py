@@ -1,25 +1,30 @@
-"""The training loop of TRM and HRM over our models, written out: slots, halting, and the loss of each call.
+"""What was recorded of TRM and HRM, by our models and `DeepSupervision`: evaluation, and the calls of training.
 
-A batch has fixed slots. Before a call, a slot whose puzzle halted takes the offered puzzle and starts over; the others
-go on from their detached state. A call is one supervision step; its loss is
-
-    sum over slots of  mean over scored cells of stablemax cross-entropy
-                       + 1/2 (halting loss [+ continue loss])        binary cross-entropies with logits
-    halting target: the whole puzzle is right;  continue target: sigmoid of what one more call would say
-
-Exploration is off, as in what was recorded.
+A batch has fixed slots. Before a call, a slot whose puzzle halted takes the puzzle that was offered to it and starts
+over; the others go on from their detached state. Exploration is off, as in what was recorded. Losses were recorded as
+sums over slots.
 """
 
-import torch
-import torch.nn.functional as F
+import dataclasses
 
-from looplab.recurrence import state as states
+import torch
+
+from looplab.data.packing import Batch, Position
+from looplab.objectives.base import Pass
+from looplab.objectives.deep_supervision import (
+    HALTED,
+    IGNORED,
+    LABELS,
+    STEPS,
+    TOKENS,
+    continue_target,
+    solved,
+)
 from looplab.recurrence.gradient import TruncatedBPTT
 from looplab.recurrence.loop import run_plan
 from looplab.recurrence.trace import Recorder
 from tolerances import PUBLISHED_GRADIENTS, PUBLISHED_OUTPUTS
 
-IGNORED = -100
 INPUTS = {"inputs", "labels", "puzzle_identifiers", "train_inputs", "train_labels", "train_puzzle_identifiers"}
 """What was recorded of the data; the rest is to be compared."""
 
@@ -31,19 +36,6 @@ def agree(name, found, expected):
         return
     bound = PUBLISHED_GRADIENTS if "grad" in name else PUBLISHED_OUTPUTS
     torch.testing.assert_close(found.detach(), expected, check_dtype=False, **bound)
-
-
-def log_stablemax(logits):
-    x = logits.double()
-    s = torch.where(x < 0, 1 / (1 - x + 1e-30), x + 1)
-    return torch.log(s / s.sum(dim=-1, keepdim=True))
-
-
-def stablemax_loss(logits, labels):
-    """Per puzzle, the mean over its scored cells."""
-    scored = labels != IGNORED
-    picked = log_stablemax(logits).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
-    return -(picked * scored).sum(dim=1) / scored.sum(dim=1).clamp(min=1)
 
 
 def evaluate(model, io):
@@ -70,89 +62,108 @@ def evaluate(model, io):
     }
 
 
-def train(model, io, *, window, bootstraps, rules):
+class OwnVectors:
+    """The model with a table of one vector per slot, so that every slot's gradient is told apart. Notes what halt says.
+
+    `puzzles` are the numbers of the slots' puzzles.
+    """
+
+    def __init__(self, model, puzzles):
+        self.model, self.spec, self.said = model, model.spec, []
+        self.table = model.puzzles.table[puzzles].clone().requires_grad_()
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def encode(self, tokens, positions=None, extras=None):
+        kept, self.model.puzzles.table = self.model.puzzles.table, self.table
+        context = self.model.encode(tokens, extras={"puzzle_ids": torch.arange(len(tokens))})
+        self.model.puzzles.table = kept
+        return context
+
+    def halt(self, state):
+        self.said.append(self.model.halt(state))
+        return self.said[-1]
+
+
+def train(model, io, *, window, objective, rules):
     """The recorded calls of training, by the names of the recording.
 
     Args:
         window: Trailing applications of a call that carry gradient.
-        bootstraps: Whether the continue logit is trained, and halting compares it with the halting logit.
         rules: Of the key map, to give gradients the names of the original.
     """
-    spec, rows = model.spec, io["train_inputs"].shape[1]
-    step_plan = spec.plan(1)
-    offered = ("train_inputs", "train_labels", "train_puzzle_identifiers")
-    held = [torch.zeros_like(io[name][0]).long() for name in offered]
-    carry = None
-    steps, halted = torch.zeros(rows, dtype=torch.int32), torch.ones(rows, dtype=torch.bool)
-    found = {}
+    rows, carry, found = io["train_inputs"].shape[1], {}, {}
+    puzzles = torch.zeros(rows, dtype=torch.long)
+    objective = dataclasses.replace(objective, exploration=0.0)
 
     def put(name, value):
         found.setdefault(f"train_{name}", []).append(value.detach())
 
-    for call in range(len(io["train_inputs"])):
-        held = [
-            torch.where(halted.view(-1, *[1] * (h.dim() - 1)), io[name][call].long(), h)
-            for name, h in zip(offered, held, strict=True)
-        ]
-        inputs, labels, puzzles = held
-        # A table with one row per slot, so that every slot's gradient is told apart.
-        table = model.puzzles.table[puzzles].clone().requires_grad_()
-        context = _encode_with(model, table, inputs)
-        fresh = model.init_state(context, None)
-        state = fresh if carry is None else states.where(halted, fresh, carry)
-        end = run_plan(model, step_plan, context, state, gradient=TruncatedBPTT(window=window))
-        carry = states.detach(end)
-        logits, q = model.head(model.coda(end, context)), model.halt(end)
-        steps = torch.where(halted, 0, steps) + 1
-        last = steps >= spec.default_steps
-        halted = last | (q[:, 0] > (q[:, 1] if bootstraps else 0))
+    for call, (inputs, labels, offered) in enumerate(
+        zip(*(io[f"train_{name}"].long() for name in ("inputs", "labels", "puzzle_identifiers")), strict=True)
+    ):
+        free = carry[HALTED] if carry else torch.ones(rows, dtype=torch.bool)
+        puzzles = torch.where(free, offered, puzzles)
+        seen = OwnVectors(model, puzzles)
 
-        scored = labels != IGNORED
-        correct = scored & (logits.argmax(dim=-1) == labels)
-        solved = correct.sum(dim=1) == scored.sum(dim=1)
-        lm = stablemax_loss(logits, labels).sum()
-        halt_loss = F.binary_cross_entropy_with_logits(q[:, 0], solved.float(), reduction="sum")
-        loss = lm + 0.5 * halt_loss
-        if bootstraps:
-            with torch.no_grad():
-                q_next = model.halt(run_plan(model, step_plan, context, carry))
-                target = torch.sigmoid(torch.where(last, q_next[:, 0], q_next.amax(dim=1)))
-            more = F.binary_cross_entropy_with_logits(q[:, 1], target, reduction="sum")
-            loss = loss + 0.5 * more
-            put("q_continue_loss", more)
-            put("target_q_continue", target)
+        def fetch(difficulty, numbers, inputs=inputs, labels=labels, free=free):
+            assert len(numbers) == int(free.sum())
+            return _batch(inputs[free], labels[free])
+
+        outcome = objective.run(
+            Pass(
+                model=seen,
+                batch=_batch(inputs, labels),
+                plan=model.spec.plan(),
+                gradient=TruncatedBPTT(window=window),
+                carry=carry,
+                fetch=fetch,
+            )
+        )
+        carry, parts = outcome.carry, outcome.parts
+        loss = parts.share(dict.fromkeys(parts, 1))
         names, parameters = zip(*model.named_parameters(), strict=True)
-        *gradients, of_table = torch.autograd.grad(loss, [*parameters, table])
+        *gradients, of_table = torch.autograd.grad(loss, [*parameters, seen.table])
         theirs = _theirs(rules, dict(zip(names, gradients, strict=True)))
         if call == 0:
             found["train_grad_lm_head"], found["train_grad_puzzle_local"] = theirs["lm_head.weight"], of_table
-
-        counted = halted & scored.any(dim=1)
-        share = correct.float().sum(dim=1) / scored.sum(dim=1).clamp(min=1)
-        put("current_inputs", inputs.int())
-        put("halted", halted.to(torch.uint8))
-        put("steps", steps)
-        put("q_halt_logits", q[:, 0])
-        put("q_continue_logits", q[:, 1])
-        put("lm_loss", lm)
-        put("q_halt_loss", halt_loss)
+        if "continue" in parts:
+            put("q_continue_loss", parts["continue"].sum)
+            put("target_q_continue", continue_target(seen.said[1], carry[STEPS] >= model.spec.default_steps))
+        with torch.no_grad():
+            logits = model.head(model.coda(outcome.last, seen.encode(carry[TOKENS])))
+        scored = carry[LABELS] != IGNORED
+        share = (scored & (logits.argmax(-1) == carry[LABELS])).float().sum(1) / scored.sum(1).clamp(min=1)
+        counted = carry[HALTED] & scored.any(1)
+        put("current_inputs", carry[TOKENS].int())
+        put("halted", carry[HALTED].to(torch.uint8))
+        put("steps", carry[STEPS].int())
+        put("q_halt_logits", seen.said[0][:, 0])
+        put("q_continue_logits", seen.said[0][:, 1])
+        put("lm_loss", parts["lm"].sum)
+        put("q_halt_loss", parts["halt"].sum)
         put("loss", loss)
         put("gradnorm", torch.stack([theirs[name].norm() for name in sorted(theirs)]))
         put("count", counted.sum())
         put("accuracy_sum", (share * counted).sum())
-        put("exact_sum", (counted & solved).sum())
+        put("exact_sum", (counted & solved(logits, carry[LABELS])).sum())
     return {name: torch.stack(values) if isinstance(values, list) else values for name, values in found.items()}
+
+
+def _batch(tokens, labels):
+    return Batch(
+        tokens=tokens,
+        labels=labels,
+        positions=torch.arange(tokens.shape[1]).expand(tokens.shape),
+        document_ids=None,
+        rows=torch.arange(len(tokens)),
+        start=Position(0, 0, 0),
+        data_hash="",
+    )
 
 
 def _theirs(rules, gradients):
     """By the original's names; rules of buffers have no gradient."""
     found = [(rule, [gradients[name] for name in rule.ours]) for rule in rules if set(rule.ours) <= set(gradients)]
     return {name: t for rule, ours in found for name, t in zip(rule.theirs, rule.write(ours), strict=True)}
-
-
-def _encode_with(model, table, inputs):
-    """The context of `inputs`, where row i of `table` is the vector of row i."""
-    kept, model.puzzles.table = model.puzzles.table, table
-    context = model.encode(inputs, extras={"puzzle_ids": torch.arange(len(inputs))})
-    model.puzzles.table = kept
-    return context

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from golden.supervised_puzzles import INPUTS, agree, evaluate, train
 from looplab.models.published import PUBLISHED, assemble
+from looplab.objectives.deep_supervision import DeepSupervision
 from tolerances import EXACT
 
 HERE = Path(__file__).parent / "hrm"
@@ -27,7 +28,9 @@ def model():
 def ours():
     """Everything that was recorded, by name; gradient goes through the last low and the last high application."""
     rules = FAMILY.key_map(model().config).rules
-    return evaluate(model(), IO) | train(model(), IO, window=2, bootstraps=True, rules=rules)
+    return evaluate(model(), IO) | train(
+        model(), IO, window=2, objective=DeepSupervision(continue_loss=True), rules=rules
+    )
 
 
 @pytest.mark.parametrize("name", sorted(set(IO) - INPUTS))

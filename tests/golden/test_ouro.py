@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from looplab.models.ouro import key_map_of
 from looplab.models.published import PUBLISHED, assemble
+from looplab.objectives.expected_exit import log_exit_law
 from looplab.recurrence.exit import HazardExit, Seen, forward_until
 from looplab.recurrence.loop import forward, new_cache
 from looplab.recurrence.trace import Recorder
@@ -48,12 +49,8 @@ def loops(case, steps):
 
 
 def exit_distribution(gate):
-    """Probability of stopping at each loop, from the logit of stopping given that nothing stopped before."""
-    left, found = torch.ones_like(gate[0]), []
-    for logit in gate[:-1]:
-        found.append(torch.sigmoid(logit) * left)
-        left = left * (1 - torch.sigmoid(logit))
-    return torch.stack([*found, left])
+    """Probability of stopping at each loop, as the training objective has it."""
+    return log_exit_law(gate).exp()
 
 
 def exit_steps(case, gate, threshold):

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from looplab.models.parcae import config, key_map
 from looplab.models.published import PUBLISHED, assemble
+from looplab.recurrence.aligned import run_aligned
 from looplab.recurrence.gradient import FullBPTT, TruncatedBPTT
 from looplab.recurrence.kv import Single
 from looplab.recurrence.loop import forward, new_cache, run_plan
@@ -73,7 +74,18 @@ def trained(case, free, window):
 
 @functools.cache
 def trained_per_row():
-    """Depths of the training row, as the original masks them: first those without gradient, then those with."""
+    """The training row: n + k iterations of every sequence, the last `window` of them with gradient."""
+    made, io = model("diagonal"), CASES["diagonal"]
+    gradient = TruncatedBPTT(window=FACTS["diagonal"]["mean_backprop_depth"])
+    context, state = encoded("diagonal", "rand")
+    state = run_aligned(made, io["train_n"] + io["train_k"], context, state, gradient=gradient)
+    logits = made.head(made.coda(state, context))
+    return {"logits": logits.detach(), **scored("diagonal", logits)}
+
+
+@functools.cache
+def trained_as_masked():
+    """The same as the original masks rows: first those without gradient, then those with."""
     made, io = model("diagonal"), CASES["diagonal"]
     free, window = io["train_n"], io["train_k"]
     active = [step < free for step in range(int(free.max()))] + [step < window for step in range(int(window.max()))]
@@ -111,24 +123,28 @@ def decoded(case, rule):
     return {"logits": torch.stack(logits), "tokens": torch.cat(tokens[:6], dim=1)}
 
 
+def divided(case, totals):
+    """(n, k) of drawn depths, as the gradient window divides them: without gradient, with."""
+    strategy = TruncatedBPTT(window=FACTS[case]["mean_backprop_depth"])
+    k = torch.tensor([strategy.gradient_count(int(total)) for total in totals.flatten()]).view_as(totals)
+    return totals - k, k
+
+
 def drawn_per_batch(case):
-    """(n, k) of the original's sampler with one depth per batch. It runs n + k iterations, more than it drew."""
-    mean, window = FACTS[case]["mean_recurrence"], FACTS[case]["mean_backprop_depth"]
-    pairs = []
-    for step in range(12):
-        total = poisson(mean, (1,), step)
-        pairs.append(torch.cat([total, total.clamp(max=window)]))
-    return torch.stack(pairs)
+    """(n, k) of the original's sampler with one depth per batch. It runs n + k iterations, more than it drew: n is the
+    whole draw, not what lies before the window."""
+    totals = torch.cat([poisson(FACTS[case]["mean_recurrence"], (1,), step) for step in range(12)])
+    return torch.stack([totals, divided(case, totals)[1]], dim=1)
 
 
 def drawn_per_sequence(case):
     """n and k of 8 sequences at each step."""
-    mean, window = FACTS[case]["mean_recurrence"], FACTS[case]["mean_backprop_depth"]
-    totals = torch.stack([poisson(mean, (8,), step) for step in range(12)])
-    return {"k": totals.clamp(max=window), "n": totals - totals.clamp(max=window)}
+    totals = torch.stack([poisson(FACTS[case]["mean_recurrence"], (8,), step) for step in range(12)])
+    return dict(zip("nk", divided(case, totals), strict=True))
 
 
 def poisson(mean, shape, step):
+    """The original's draws, from its generator; the law is `PoissonDepth`, whose own draws are counter-based."""
     generator = torch.Generator().manual_seed(514229 + step)
     return torch.poisson(torch.full(shape, float(mean)), generator=generator).clamp(min=1).long()
 
@@ -229,6 +245,12 @@ def test_export_gives_back_names_and_bytes(case):
     assert exported.keys() == WEIGHTS[case].keys() - {"freqs_cis"}
     for name, tensor in exported.items():
         assert torch.equal(tensor.view(torch.int32), WEIGHTS[case][name].view(torch.int32)), name
+
+
+def test_running_rows_so_that_they_end_together_is_what_the_original_does_with_masks():
+    for name, value in trained_as_masked().items():
+        bound = PUBLISHED_GRADIENTS if name == "gradnorm" else PUBLISHED_OUTPUTS
+        torch.testing.assert_close(trained_per_row()[name], value, **bound)
 
 
 def test_gradients_of_a_window_that_covers_everything_are_full_ones():

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from golden.supervised_puzzles import INPUTS, agree, evaluate, train
 from looplab.models.published import PUBLISHED, assemble
+from looplab.objectives.deep_supervision import DeepSupervision
 from tolerances import EXACT
 
 HERE = Path(__file__).parent / "trm"
@@ -29,7 +30,9 @@ def ours(case):
     """Everything that was recorded, by name; gradient goes through the last high cycle of a supervision step."""
     made, io = model(case), CASES[case]
     rules = FAMILY.key_map(made.config).rules
-    return evaluate(made, io) | train(made, io, window=made.config.l_cycles + 1, bootstraps=False, rules=rules)
+    return evaluate(made, io) | train(
+        made, io, window=made.config.l_cycles + 1, objective=DeepSupervision(), rules=rules
+    )
 
 
 @pytest.mark.parametrize(("case", "name"), RECORDED)

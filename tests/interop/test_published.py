@@ -346,14 +346,16 @@ def test_a_name_on_a_model_hub_is_not_downloaded(monkeypatch):
     monkeypatch.setattr("socket.socket", lambda *_, **__: pytest.fail("it opened a connection"))
     message = refused(KeyError, "Got 'tomg-group-umd/huginn-0125'.", "tomg-group-umd/huginn-0125")
     assert (
-        "looplab downloads nothing: a name on a model hub has to be downloaded first; then give the folder." in message
+        "looplab downloads nothing; a model of a hub is opened from a local folder. "
+        "Get one: hf download tomg-group-umd/huginn-0125 --local-dir DIR, then give DIR." in message
     )
     assert "downloads nothing" not in refused(KeyError, "Got 'nowhere'.", "nowhere")
+    assert "downloads nothing" not in refused(KeyError, "Got './nowhere'.", "./nowhere")
 
 
-def test_only_published_checkpoints_have_a_tie_to_choose_and_a_way_back(tmp_path):
+def test_our_own_folders_have_no_tie_to_choose_and_no_other_way_back(tmp_path):
     save_folder(tmp_path / "own", build(PRESETS["tiny-huginn"]()))
-    refused(ValueError, "load: tie must be None for what is not of a published family.", tmp_path / "own", tie=True)
+    refused(ValueError, "load: tie must be None for a folder that looplab wrote.", tmp_path / "own", tie=True)
     with pytest.raises(ValueError, match="export: MODEL must come from a checkpoint of a published family"):
         export(load(tmp_path / "own"), tmp_path / "out")
     assert not (tmp_path / "out").exists()

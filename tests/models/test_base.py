@@ -215,5 +215,5 @@ def test_the_longest_context_is_the_smaller_bound():
 
 
 def test_a_model_without_a_gate_says_so():
-    with pytest.raises(ValueError, match="tiny has no trained gate; exit rules available: latent, acceleration"):
+    with pytest.raises(ValueError, match="tiny has no trained gate; exit rules available: acceleration, .*latent"):
         Mixing().halt(torch.zeros(1, 1, 12))

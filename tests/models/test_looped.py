@@ -338,3 +338,17 @@ def test_states_of_an_update_with_its_own_fields_start_at_zero():
 def test_the_envelope_has_two_layers_on_each_side_unless_told_otherwise():
     assert (Envelope().prelude, Envelope().coda) == (2, 2)
     assert (NoEnvelope().prelude, NoEnvelope().coda) == (0, 0)
+
+
+def test_layers_without_rotation_see_order_by_the_mask_alone():
+    """Two tokens before the last may change places where no layer rotates; one rotating layer tells them apart."""
+    plain = {"envelope": NoEnvelope(), "injection": NoInjection()}
+    ids = tokens(made(**plain), 1, 3)
+    swapped = ids[:, [1, 0, 2]]
+    assert not torch.equal(ids, swapped)
+    for layers, alike in (((), False), ((0,), True)):
+        model = made(unrotated_layers=layers, **plain)
+        last = [run(model, text, num_steps=1).logits[0, -1] for text in (ids, swapped)]
+        assert torch.allclose(*last, **TWIN) is alike
+    with pytest.raises(ValueError, match=r"LoopedConfig.unrotated_layers must name stored layers 0\.\.2"):
+        made(unrotated_layers=(3,))

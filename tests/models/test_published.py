@@ -162,3 +162,12 @@ def test_every_family_exports_what_its_tiny_presets_hold():
         for rule in names.rules:
             back |= zip(rule.ours, rule.read([foreign[n] for n in rule.theirs]), strict=True)
         torch.testing.assert_close(back, dict(model.state_dict()), **EXACT)
+
+
+def test_every_family_builds_without_storage_where_it_is_told_to():
+    tiny = {PUBLISHED[n].name: p for n in PUBLISHED for p in PRESETS if p.startswith(f"tiny-{n}")}
+    assert {"trm", "hrm", "huginn", "ouro", "parcae", "loopformer"} <= set(tiny)
+    for name, preset in tiny.items():
+        with torch.device("meta"):
+            model = PUBLISHED[name].build(PRESETS[preset]())
+        assert all(tensor.is_meta for tensor in model.state_dict().values()), name

@@ -45,6 +45,15 @@ def test_a_norm_equals_its_twin_in_value_and_gradient(config):
         torch.testing.assert_close(fast, slow, **BLOCK_GRADIENTS)
 
 
+def test_a_zero_centred_weight_is_a_difference_from_one():
+    norm = shaken(RMSNorm(eps=0.1, zero_centred=True).build(7))
+    plain = RMSNorm(eps=0.1).build(7).double()
+    plain.weight.data.copy_(1 + norm.weight)
+    x = torch.randn(2, 3, 7, dtype=torch.float64)
+    torch.testing.assert_close(norm(x), plain(x), **BLOCKS)
+    assert RMSNorm(zero_centred=True).build(7).weight.tolist() == [0.0] * 7
+
+
 @pytest.mark.parametrize("config", [RMSNorm(affine=False), LayerNorm(affine=False)], ids=lambda c: type(c).__name__)
 def test_a_norm_without_weight_has_no_parameters_and_unit_size(config):
     norm = config.build(64)

@@ -4,7 +4,18 @@ import pytest
 import torch
 
 from looplab._config import from_dict, to_dict
-from looplab.nn.rope import ALiBi, ALiBiModule, Learned, Llama3, NoPE, Position, RelativeBias, RelativeBiasModule, Rope
+from looplab.nn.rope import (
+    ALiBi,
+    ALiBiModule,
+    Learned,
+    Llama3,
+    NoPE,
+    Position,
+    RelativeBias,
+    RelativeBiasModule,
+    Rope,
+    check_unrotated,
+)
 from reference import attention as twin
 from tolerances import BLOCKS
 
@@ -45,10 +56,10 @@ def test_llama3_scaling_has_pairs_of_all_three_kinds_here():
 def test_the_two_pairings_agree_after_a_permutation_of_channels_and_differ_without_it():
     half, inter = Rope(base=100.0), Rope(base=100.0, pairing="interleaved")
     x = torch.randn(2, 1, 4, 8, dtype=torch.float64)
-    tables = half.tables(POSITIONS, 8, torch.float64)
+    halves, inters = (rope.tables(POSITIONS, 8, torch.float64) for rope in (half, inter))
     order = torch.arange(8).view(2, 4).T.flatten()  # 0 4 1 5 2 6 3 7
-    torch.testing.assert_close(half.rotate(x, tables)[..., order], inter.rotate(x[..., order], tables), **BLOCKS)
-    assert (half.rotate(x, tables) - inter.rotate(x, tables)).abs().max() > 0.1
+    torch.testing.assert_close(half.rotate(x, halves)[..., order], inter.rotate(x[..., order], inters), **BLOCKS)
+    assert (half.rotate(x, halves) - inter.rotate(x, inters)).abs().max() > 0.1
 
 
 def test_angles_are_float32_in_a_bfloat16_model():
@@ -123,3 +134,13 @@ def test_a_misspelt_choice_is_refused_where_types_are_not_checked(field, message
 )
 def test_a_choice_survives_json(config):
     assert from_dict(Position, to_dict(config)) == config
+
+
+def test_layers_without_rotation_must_be_stored_and_in_order():
+    check_unrotated("C", (), NoPE(), 3)
+    check_unrotated("C", (0, 2), Rope(base=1e4), 3)
+    for layers in ((2, 0), (0, 0), (3,), (-1,)):
+        with pytest.raises(ValueError, match=r"C.unrotated_layers must name stored layers 0\.\.2 in order"):
+            check_unrotated("C", layers, Rope(base=1e4), 3)
+    with pytest.raises(ValueError, match=r"C.unrotated_layers must be \(\) without Rope. Got \(1,\)"):
+        check_unrotated("C", (1,), NoPE(), 3)

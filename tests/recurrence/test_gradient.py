@@ -1,5 +1,6 @@
 """Closed forms are those of a linear core h' = A h + B e with loss v.h_T: dL/dB = sum over i < T of (A^T)^i v e^T."""
 
+import dataclasses
 import math
 import re
 
@@ -9,16 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.zoo import noise, tiny, tokens
+from looplab.models.base import PRESETS, build
 from looplab.recurrence import state as states
+from looplab.recurrence.depth import Unknown
 from looplab.recurrence.gradient import (
     GRADIENT_STRATEGIES,
     CheckpointApplication,
+    CheckpointUnit,
     FullBPTT,
+    GrowingWindow,
+    Implicit,
+    LastStep,
+    NotConverged,
     SegmentedDetach,
     TruncatedBPTT,
 )
+from looplab.recurrence.gradient.implicit import fixed_point
 from looplab.recurrence.loop import run_plan
-from looplab.recurrence.plan import ModelLoop, Plan
+from looplab.recurrence.plan import LayerLoop, ModelLoop, Plan
 from looplab.recurrence.trace import Recorder
 from tiny import Mixing
 from tolerances import EXACT, TWIN
@@ -53,7 +62,7 @@ def walked(strategy, steps=STEPS):
     a, b, e, v, h = linear_core()
     step = strategy.wrap(lambda h, e: a @ h + b @ e)
     losses = []
-    strategy.walk(chain(steps), lambda h, block, t: step(h, e), h, lambda h, done: losses.append(v @ h))
+    strategy.walk(chain(steps), lambda h, unit: step(h, e), h, lambda h, done: losses.append(v @ h))
     return torch.autograd.grad(sum(losses), (b, h), allow_unused=True)
 
 
@@ -113,7 +122,7 @@ def test_segments_cover_the_plan_once_and_the_window_is_min_of_window_and_length
 def test_segment_ends_are_announced_before_the_cut_and_windows_only_where_gradient_flows():
     ended = []
     start = torch.ones(1, requires_grad=True)
-    step = lambda h, block, t: h * 1  # noqa: E731
+    step = lambda h, unit: h * 1  # noqa: E731
     SegmentedDetach(every=3).walk(chain(7), step, start, lambda h, done: ended.append((done, h.requires_grad)))
     TruncatedBPTT(window=2).walk(chain(7), step, start, lambda h, done: ended.append((done, h.requires_grad)))
     # Later segments start from detached states, and nothing here but the state has a gradient.
@@ -122,7 +131,7 @@ def test_segment_ends_are_announced_before_the_cut_and_windows_only_where_gradie
 
 def test_nothing_carries_gradient_under_no_grad():
     with torch.no_grad():
-        assert not FullBPTT().walk(chain(2), lambda h, block, t: h * 1, torch.ones(1, requires_grad=True)).requires_grad
+        assert not FullBPTT().walk(chain(2), lambda h, unit: h * 1, torch.ones(1, requires_grad=True)).requires_grad
 
 
 def test_a_run_in_segments_needs_somebody_who_reads_their_ends():
@@ -154,6 +163,18 @@ def test_a_run_in_segments_needs_somebody_who_reads_their_ends():
             lambda: CheckpointApplication(inner=CheckpointApplication()),
             "CheckpointApplication.inner must be another strategy. Got CheckpointApplication.",
         ),
+        (lambda: SegmentedDetach(every=1, last=0), "SegmentedDetach.last must be at least 1, or None. Got 0."),
+        (lambda: GrowingWindow(window=0, ramp_steps=1), "GrowingWindow.window must be at least 1. Got 0."),
+        (lambda: Implicit(max_iter=0), "Implicit.max_iter must be at least 1. Got 0."),
+        (lambda: Implicit(tol=0.0), "Implicit.tol must be positive. Got 0.0."),
+        (
+            lambda: CheckpointApplication(inner=Implicit()),
+            "CheckpointApplication.inner must be a strategy that cuts the graph only. Got Implicit. Use it alone.",
+        ),
+        (
+            lambda: CheckpointUnit(inner=CheckpointApplication()),
+            "CheckpointUnit.inner must be another strategy. Got CheckpointApplication.",
+        ),
     ],
 )
 def test_impossible_windows_are_refused(make, message):
@@ -162,7 +183,103 @@ def test_impossible_windows_are_refused(make, message):
 
 
 def test_every_registered_strategy_is_tested_here():
-    assert set(GRADIENT_STRATEGIES) == {"full", "truncated", "segmented", "checkpoint"}
+    assert set(GRADIENT_STRATEGIES) == {
+        "full",
+        "truncated",
+        "segmented",
+        "last_step",
+        "growing",
+        "implicit",
+        "checkpoint",
+        "checkpoint_unit",
+    }
+
+
+def test_the_last_step_alone_is_a_window_of_one():
+    for one, other in zip(walked(LastStep()), walked(TruncatedBPTT(window=1)), strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+    assert LastStep().segments(0) == TruncatedBPTT(window=1).segments(0)
+
+
+@pytest.mark.parametrize(("every", "last"), [(2, 5), (3, 3), (2, 9)])
+def test_segments_of_the_last_applications_only(every, last):
+    a, _, e, v, _ = linear_core()
+    strategy = SegmentedDetach(every=every, last=last)
+    gradient, start = walked(strategy)
+    inside = min(last, STEPS)
+    lengths = [min(every, inside - start) for start in range(0, inside, every)]
+    torch.testing.assert_close(gradient, sum(term(a, v, e, i) for n in lengths for i in range(n)), **TWIN)
+    assert strategy.gradient_count(STEPS) == inside
+    assert (start is None) == (last < STEPS)
+
+
+def test_a_growing_window_grows_to_its_size():
+    strategy = GrowingWindow(window=8, ramp_steps=100)
+    assert [strategy.at(step).window for step in (0, 1, 12, 13, 50, 99, 100, 1000)] == [1, 1, 1, 2, 4, 8, 8, 8]
+    assert strategy.segments(20) == TruncatedBPTT(window=8).segments(20)
+    assert GrowingWindow(window=8, ramp_steps=100, shape="one_minus_sqrt").at(50).window == 3
+    inner = CheckpointApplication(inner=strategy)
+    assert inner.at(50) == CheckpointApplication(inner=TruncatedBPTT(window=4))
+    assert FullBPTT().at(3) == FullBPTT()
+
+
+@pytest.mark.parametrize("solver", ["iteration", "anderson"])
+def test_the_implicit_gradient_is_that_of_the_fixed_point(solver):
+    a, _, e, v, _ = linear_core()
+    strategy = Implicit(solver=solver, tol=1e-13, max_iter=400, memory=DIM + 1)
+    gradient, start = walked(strategy, steps=320)
+    wanted = torch.outer(torch.linalg.solve(torch.eye(DIM, dtype=torch.float64) - a.T, v), e)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-11)
+    assert start is None
+
+
+def test_anderson_needs_as_many_products_as_there_are_directions():
+    a, _, _, v, _ = linear_core()
+    calls = []
+
+    def advance(u):
+        calls.append(u)
+        return v + a.T @ u
+
+    for memory, most in ((1, 500), (DIM + 1, DIM + 3)):
+        del calls[:]
+        u, residual = fixed_point(advance, v, tol=1e-10, max_iter=500, memory=memory)
+        assert residual <= 1e-10 and len(calls) <= most
+        torch.testing.assert_close(u, v + a.T @ u, rtol=1e-9, atol=1e-9)
+        assert memory > 1 or len(calls) > 100
+
+
+def test_the_implicit_gradient_of_a_model_is_the_limit_of_the_full_one():
+    model = Mixing(blocks=1, steps=60, indexed=False, dtype=torch.float64)
+    context = model.encode(torch.tensor([[0, 1, 2], [3, 4, 5]]))
+    found = []
+    for strategy in (FullBPTT(), Implicit(tol=1e-12, max_iter=200)):
+        state = run_plan(model, chain(60), context, model.init_state(context, None), gradient=strategy)
+        loss = model.head(model.coda(state, context)).square().mean()
+        parameters = (model.inner, model.across, model.embedding)
+        found.append(torch.autograd.grad(loss, parameters, retain_graph=True))
+    for one, other in zip(*found, strict=True):
+        assert one.abs().max() > 1e-3
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-10)
+
+
+def test_a_loop_or_an_equation_that_does_not_settle_is_an_error_or_the_last_step_if_declared():
+    with pytest.raises(
+        NotConverged, match=r"Implicit\(tol=0.001, max_iter=50\): the loop has a relative residual of 0"
+    ):
+        walked(Implicit(), steps=3)
+    with pytest.raises(NotConverged, match=r"the backward equation has a relative residual of .* Raise max_iter, keep"):
+        walked(Implicit(solver="iteration", tol=1e-6, max_iter=3), steps=320)
+    last = walked(LastStep(), steps=3)[0]
+    torch.testing.assert_close(walked(Implicit(otherwise="last_step"), steps=3)[0], last, **EXACT)
+    few = Implicit(solver="iteration", tol=1e-6, max_iter=3, otherwise="last_step")
+    torch.testing.assert_close(walked(few, steps=320)[0], walked(LastStep(), steps=320)[0], **EXACT)
+
+
+def test_an_implicit_run_keeps_what_one_application_keeps(stage):
+    one = saved_bytes(stage, FullBPTT(), 1)
+    held = saved_bytes(stage, Implicit(tol=1e9), 8)
+    assert held == pytest.approx(one, rel=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +292,7 @@ def stage():
 
 
 def saved_bytes(stage, strategy, steps):
-    """Bytes that autograd holds after `steps` applications: unique storages without parameters and context."""
+    """Bytes that autograd holds after so many applications, or a plan: unique storages, not parameters or context."""
     model, context, state = stage
     known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *states.leaves(context))}
     held = {}
@@ -187,7 +304,7 @@ def saved_bytes(stage, strategy, steps):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        end = run_plan(model, chain(steps), context, state, gradient=strategy)
+        end = run_plan(model, chain(steps) if isinstance(steps, int) else steps, context, state, gradient=strategy)
     total = sum(storage.nbytes() for storage in held.values())
     del end
     return total
@@ -227,6 +344,52 @@ def test_going_back_one_application_is_recomputed_at_a_time(stage, monkeypatch):
     del events[:]
     end.sum().backward()
     assert events == [("run", 4), ("through", 4), ("run", 3), ("through", 3), ("run", 2)]
+
+
+def layer_loop(steps, strategy, layers=3):
+    """Bytes held after the loop of a layer-looped stack, and the loss's gradients, in float64."""
+    config = dataclasses.replace(
+        PRESETS["tiny-layer-loop"](), blocks=(layers,), order=LayerLoop(num_steps=steps), trained_depth=Unknown()
+    )
+    model = build(config, dtype=torch.float64)
+    context = model.encode(tokens(model, 2, 16))
+    context = context._replace(embeds=context.embeds.detach(), injected=context.injected.detach())
+    state = model.init_state(context, None).clone().requires_grad_()
+    held = saved_bytes((model, context, state), strategy, model.spec.plan())
+    end = run_plan(model, model.spec.plan(), context, state, gradient=strategy)
+    loss = model.head(model.coda(end, context)).square().mean()
+    return held, torch.autograd.grad(loss, [state, *model.core.parameters()], materialize_grads=True, allow_unused=True)
+
+
+@pytest.mark.parametrize("inner", [FullBPTT(), TruncatedBPTT(window=4)], ids=lambda s: type(s).__name__)
+def test_recomputing_all_applications_of_a_layer_together_changes_no_bit(inner):
+    for steps in (1, 3):
+        pair = layer_loop(steps, CheckpointUnit(inner=inner))[1], layer_loop(steps, inner)[1]
+        for one, other in zip(*pair, strict=True):
+            torch.testing.assert_close(one, other, **EXACT)
+
+
+def test_a_layer_loop_keeps_one_boundary_per_stored_layer_however_often_a_layer_runs():
+    once, _ = layer_loop(1, CheckpointUnit())
+    state = 2 * 16 * 32 * 8
+    assert once == 3 * state
+    for steps in (2, 3, 5):
+        assert layer_loop(steps, CheckpointUnit())[0] == once
+        assert layer_loop(steps, CheckpointApplication())[0] == steps * once
+
+
+def test_units_are_runs_of_one_block_and_windows_cut_them():
+    events = []
+    plan = Plan.parse("[0.0 0.1 1.0 0.2 0.3 0.4]")
+
+    def step(state, unit):
+        events.append(tuple(unit))
+        return state
+
+    CheckpointUnit(inner=TruncatedBPTT(window=5)).walk(plan, step, torch.ones(1))
+    assert [Plan.of(unit) for unit in events] == [
+        Plan.parse(text) for text in ("[0.0]", "[0.1]", "[1.0]", "[0.2 0.3 0.4]")
+    ]
 
 
 def test_records_keep_their_gradient_under_recomputation():

@@ -119,6 +119,21 @@ def test_nothing_that_an_earlier_call_left_behind_is_read(name):
     call(cache, kept, 2, everything, 3)
 
 
+@every_rule
+def test_room_that_is_added_changes_nothing(name):
+    cache, twins = new(name), [Row(*TWINS[name]) for _ in range(ROWS)]
+    everything, before = torch.full((ROWS,), STEPS), cache.capacity
+    assert cache.slots_of(0, 0) is None
+    call(cache, twins, 2, everything, 0)
+    cache.grow(before + 5)
+    call(cache, twins, 2, everything, 1)
+    cache.fits(ROWS, before + 1)
+    assert cache.capacity == before + 5 and cache.length == 4
+    assert all(store.shape[3] == before + 5 for store in cache.slots_of(0, 0))
+    with pytest.raises(ValueError, match=f"cache.grow: capacity must be at least {before + 5}. Got {before}."):
+        cache.grow(before)
+
+
 def test_refuse_names_the_token_that_stopped_before():
     cache = new("refuse")
     counts = torch.tensor([4, 2, 4])

@@ -261,3 +261,23 @@ def test_a_walk_refuses_an_index_that_the_model_lacks():
         walk(
             model, context, model.init_state(context, None), trie({"a": Plan.parse("[0.4]")}), lambda node, state: None
         )
+
+
+def test_a_hook_before_every_application_changes_the_state_it_starts_from():
+    model = Mixing(dtype=torch.float64)
+    tokens = torch.tensor([[0, 1, 2, 3]])
+    context = model.encode(tokens)
+    start = model.init_state(context, None)
+    plan = model.spec.plan(2)
+    places = []
+
+    def patch(state, done):
+        places.append(done)
+        return state + done
+
+    patched = run_plan(model, plan, context, start, before=patch)
+    state = start
+    for done, (block, iteration) in enumerate(plan):
+        state = model.step(state + done, context, block, torch.tensor([iteration]))
+    assert places == list(range(len(plan)))
+    assert torch.equal(patched, state)

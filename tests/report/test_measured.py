@@ -3,9 +3,10 @@ import re
 
 import pytest
 
+from looplab.audit.result import Answers, AnswerScore, TaskFacts
 from looplab.report import answer, measured
 from looplab.report.keyed import Keyed
-from report.sample import CASES, dense, single_core, two_blocks
+from report.sample import CASES, dense, estimate, single_core, two_blocks
 
 NUMBER = re.compile(r"\d\.\d")
 
@@ -130,3 +131,44 @@ def test_full_rank_fits_say_what_they_were_trained_on():
         "30,000",
     ]
     assert not measured.full_rank_fits(domain(dense())).rows
+
+
+def answered(wilson=(0.91, 0.995)):
+    """Two schedules under two readouts."""
+    task = TaskFacts(
+        name="state_tracking",
+        version=1,
+        options={},
+        difficulty=8,
+        chance=1 / 60,
+        cells=5,
+        num_steps=8,
+        sides="splits",
+        trained=False,
+    )
+    scores = tuple(
+        AnswerScore(schedule=name, probe=probe, exact=estimate(value, 0.02), wilson=wilson, cells=0.5 + value / 2)
+        for name, value in (("full", 0.97), ("prefix(1)", 0.02))
+        for probe in ("raw", "affine")
+    )
+    result = two_blocks()
+    first = dataclasses.replace(result.domains[0], answers=Answers(task=task, scores=scores))
+    return dataclasses.replace(result, domains=(first, *result.domains[1:]))
+
+
+def test_answers_stand_beside_chance_and_both_intervals():
+    table = measured.answers(domain(answered()))
+    assert column(table, "schedule") == ["full", "prefix(1)"]
+    assert column(table, "exact match, affine") == ["97.0\u00a0% [95.0, 99.0]", "2.0\u00a0% [0.0, 4.0]"]
+    assert column(table, "Wilson, raw") == ["91.0 .. 99.5\u00a0%"] * 2
+    assert column(table, "cells right, raw") == ["98.5\u00a0%", "51.0\u00a0%"]
+    assert "By chance 1.7 %." in table.note
+    assert table.rows[1][4].path == "domains[0].answers.scores[3].exact"
+
+
+def test_several_noise_seeds_have_no_score_interval():
+    assert not [name for name in measured.answers(domain(answered(None))).columns if name.startswith("Wilson")]
+
+
+def test_texts_have_no_table_of_answers():
+    assert measured.answers(domain(two_blocks())) is None

@@ -27,6 +27,15 @@ def test_the_model_card_holds_parameters_and_their_groups():
     assert "block 1" in found
 
 
+def test_the_model_card_says_what_a_reader_must_know():
+    result = two_blocks()
+    notes = ("padding is masked; the original attends to it", "test-time noise is off")
+    noted = dataclasses.replace(result, model=dataclasses.replace(result.model, notes=notes))
+    table = provenance.model_card(Keyed(noted))
+    assert tuple(row[1].text for row in table.rows if row[0].text == "note") == notes
+    assert "note" not in rows(provenance.model_card(Keyed(result)))
+
+
 def test_documents_have_one_column_per_domain():
     table = provenance.documents(Keyed(two_blocks(domains=("text", "code"))))
     assert table.columns == ("quantity", "text", "code")

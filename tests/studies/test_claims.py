@@ -91,9 +91,14 @@ def test_arms_that_do_not_match_decide_nothing():
     rows = [row(arm, value, seed=seed) for arm, value in (("a", 1.0), ("b", 0.0)) for seed in range(3)]
     fit = [Matched(name="init", equal=True, values={})]
     assert decide(made, rows, matched=fit).word == rules.SUPPORTED
-    miss = [*fit, Matched(name="data_order", equal=False, values={})]
+    values = {f"{arm}, seed {seed}": str(arm == "b" and seed == 2) for arm in "abc" for seed in range(3)}
+    miss = [*fit, Matched(name="data_order", equal=False, values=values)]
     found = decide(made, rows, matched=miss)
     assert (found.word, found.reason) == (rules.UNIDENTIFIED, "arms not matched: data_order")
+    apart = claim((("a", "c"), Rule(name="greater")), (("b",), ABOVE), scope="recipe")
+    rows += [row("c", 0.0, seed=seed) for seed in range(3)]
+    rows = [row("b", 1.0, seed=r.seed) if r.arm == "b" else r for r in rows]
+    assert decide(apart, rows, matched=miss).word == rules.SUPPORTED, "b is compared with nothing"
 
 
 def test_a_spread_is_taken_on_the_logarithm_of_factors_and_leaves_out_what_is_unknown():
@@ -108,3 +113,14 @@ def test_a_spread_is_taken_on_the_logarithm_of_factors_and_leaves_out_what_is_un
 def test_a_row_that_a_claim_needs_cannot_be_missing():
     with pytest.raises(AssertionError, match=r"x\.1: no row 'share' of \['b'\]"):
         decide(claim((("a", "b"), Rule(name="greater"))), [row("a", 1.0)])
+
+
+def test_a_run_that_diverged_leaves_the_claim_undecided():
+    rows = [row("a", 0.2, seed=seed) for seed in range(2)] + [row("a", None, seed=2, reason="diverged")]
+    found = decide(claim((("a",), ABOVE), scope="recipe"), rows)
+    assert (found.word, found.reason) == (rules.UNDECIDED, "a: 1 of 3 runs diverged")
+
+
+def test_a_smoke_run_may_leave_out_arms():
+    found = decide(claim((("a", "b"), Rule(name="greater"))), [row("a", 1.0)], scale="smoke")
+    assert (found.word, found.parts[0].value) == (rules.UNIDENTIFIED, None)

@@ -99,3 +99,10 @@ def test_the_difference_to_the_control_is_the_audits_own():
     assert best.word.startswith(f"{result.domains[0].verdict.best_probe}: ")
     assert rows(result).full_loss().value == result.domains[0].schedule("full").loss().loss.value
     assert rows(result).distinct().margin == result.domains[0].decomposition().margin
+
+
+def test_a_share_under_a_readout_has_its_name():
+    result = two_blocks()
+    row = rows(result).share("distinct", "temperature")
+    assert row.quantity == "distinct share, temperature"
+    assert row.value == result.domains[0].decomposition("temperature").part("distinct").share.value

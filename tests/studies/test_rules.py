@@ -38,6 +38,9 @@ def interval(low, high):
         ("greater", (), 0.1, 0.2, YES),
         ("greater", (), -0.1, 0.2, OPEN),
         ("greater", (), -0.2, -0.1, NO),
+        ("greater", (0.2,), 0.21, 0.3, YES),
+        ("greater", (0.2,), 0.1, 0.3, OPEN),
+        ("greater", (0.2,), 0.1, 0.19, NO),
         ("equivalent", (0.02,), -0.024, 0.024, YES),  # the 90 % interval is inside, the 95 % one is not
         ("equivalent", (0.02,), -0.026, 0.026, OPEN),
         ("equivalent", (0.02,), 0.001, 0.002, YES),  # not zero, yet equivalent to it

@@ -10,6 +10,7 @@ from looplab.studies import run as runs
 from looplab.studies.base import STUDIES
 from looplab.studies.predictions import digest
 from looplab.studies.run import predict, run_study, study_folder
+from looplab.training.divergence import DivergedError
 from looplab.training.folder import FolderError
 from report.sample import dense, single_core, two_blocks
 
@@ -166,7 +167,7 @@ def test_a_cut_training_run_ends_in_the_same_bytes(tmp_path, monkeypatch, plain)
     monkeypatch.setattr(work, "write_report", lambda result, folder: None)
 
     def kill(line):
-        if line.startswith("  step 20/20"):  # after the checkpoint of step 10
+        if "step 20/20" in line:  # after the checkpoint of step 10
             raise KilledError
 
     with pytest.raises(KilledError):
@@ -181,3 +182,33 @@ def test_a_cut_training_run_ends_in_the_same_bytes(tmp_path, monkeypatch, plain)
     assert [claim.word for claim in whole.claims] == ["not identifiable at this scale"]
     assert "Nothing is shown" in whole.notes[0]
     assert len(list((tmp_path / "whole/runs").iterdir())) == 1
+
+
+def test_a_run_that_diverges_is_an_outcome_and_the_others_go_on(tmp_path, monkeypatch, plain):
+    study = STUDIES["par"]()
+    pair = [arm for arm in study.arms("smoke", 1) if arm.name in ("main", "final_only")]
+    monkeypatch.setattr(type(study), "arms", lambda self, scale, seeds: tuple(pair))
+
+    def train(config, runs, say):
+        raise DivergedError(f"step 3: loss is nan ({config.recipe})")
+
+    monkeypatch.setattr(work, "train_arm", train)
+    lines = []
+    result = run_study(study, "smoke", 1, tmp_path, say=lines.append)
+    assert [arm.facts["diverged"] for arm in result.arms] == [
+        "step 3: loss is nan (par-swap-s5)",
+        "step 3: loss is nan (par-final-only)",
+    ]
+    assert {row.reason for row in result.rows} == {"diverged"}
+    assert [line for line in lines if "diverged: step 3" in line]
+
+
+@pytest.mark.slow
+def test_workers_give_the_same_bytes(tmp_path, monkeypatch):
+    study = STUDIES["par"]()
+    pair = tuple(arm for arm in study.arms("smoke", 1) if arm.name in ("main", "halting"))
+    monkeypatch.setattr(type(study), "arms", lambda self, scale, seeds: pair)
+    for workers in (1, 2):
+        run_study(study, "smoke", 1, tmp_path / str(workers), workers=workers, say=silent)
+    first, second = ((tmp_path / n / "par/smoke/results.json").read_bytes() for n in "12")
+    assert first == second

@@ -6,9 +6,16 @@ import pytest
 
 from looplab._config import to_dict
 from looplab.data.packing import Packing
+from looplab.models.base import build
+from looplab.models.folder import save_folder
 from looplab.objectives import Needs, NextToken
+from looplab.objectives.every_iteration import EveryIteration
+from looplab.objectives.exit_gate import ExitGate
+from looplab.objectives.lookahead_gate import LookaheadGateLoss
+from looplab.objectives.terminal_fixed_point import TerminalFixedPoint
 from looplab.recurrence.depth import UniformDepth, Unknown
 from looplab.recurrence.gradient import CheckpointApplication, SegmentedDetach, TruncatedBPTT
+from looplab.recurrence.halting import HazardGate
 from looplab.recurrence.injection import NoInjection
 from looplab.recurrence.state_init import FromEmbeds
 from looplab.training.config import Evaluation, RunConfig, differences
@@ -132,3 +139,56 @@ def test_a_window_on_a_core_without_injection_is_refused_unless_allowed(tmp_path
             tiny_run(tmp_path, model=model, gradient=gradient)
         tiny_run(tmp_path, model=model, gradient=gradient, allow_untrained_prelude=True)
     tiny_run(tmp_path, model=model, gradient=TruncatedBPTT(window=5))
+
+
+def test_segments_are_for_objectives_that_score_every_state(tmp_path):
+    tiny_run(tmp_path, gradient=SegmentedDetach(every=3), objective=EveryIteration())
+    with pytest.raises(ValueError, match="TerminalFixedPoint scores only the last. Use EveryIteration"):
+        tiny_run(tmp_path, gradient=SegmentedDetach(every=3), objective=TerminalFixedPoint())
+
+
+def test_a_model_that_the_objective_cannot_train_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=re.escape("ExitGate: model 'looped' has no halt().")):
+        tiny_run(tmp_path, model=core(), objective=ExitGate())
+    gated = core(halt=HazardGate(), trained_depth=UniformDepth(low=2, high=3))
+    count = len(list(build(gated, device="meta").parameters())) - 2
+    message = f'ExitGate expects a frozen language model; {count} tensors require grad. Set train_only=("gate",).'
+    with pytest.raises(ValueError, match="ExitGate") as caught:
+        tiny_run(tmp_path, model=gated, objective=ExitGate())
+    assert str(caught.value) == message
+    config = tiny_run(tmp_path, model=gated, objective=ExitGate(), train_only=("gate",))
+    trained = {name for name, p in config.build_model().named_parameters() if p.requires_grad}
+    assert trained == {"gate.weight", "gate.bias"}
+    assert RunConfig.read(through_json(config)) == config
+
+
+def test_train_only_names_parameters(tmp_path):
+    with pytest.raises(
+        ValueError, match="train_only must name parameters of the model. Got 'cord'. Did you mean 'core'"
+    ):
+        tiny_run(tmp_path, train_only=("cord",), model=core())
+    with pytest.raises(ValueError, match="train_only must name"):
+        tiny_run(tmp_path, train_only=("core", "gate"))
+
+
+def test_a_gate_beside_the_model_is_not_a_run(tmp_path):
+    gated = core(halt=HazardGate())
+    with pytest.raises(ValueError, match="RunConfig.objective must train the model. Got LookaheadGateLoss"):
+        tiny_run(tmp_path, model=gated, objective=LookaheadGateLoss())
+
+
+def test_a_run_begins_at_the_weights_of_a_folder(tmp_path):
+    parent = build(core(), seed=7)
+    save_folder(tmp_path / "parent", parent)
+    same = tiny_run(tmp_path, model=core(), start=str(tmp_path / "parent")).build_model()
+    assert all((a == b).all() for a, b in zip(same.parameters(), parent.parameters(), strict=True))
+    gated = core(halt=HazardGate())
+    config = tiny_run(tmp_path, model=gated, start=str(tmp_path / "parent"), train_only=("gate",))
+    made = config.build_model()
+    assert all((p == dict(made.named_parameters())[name]).all() for name, p in parent.named_parameters())
+    fresh = dict(config.build_model(resumed=True).named_parameters())  # the checkpoint's weights come later
+    assert not (fresh["embedding.weight"] == dict(made.named_parameters())["embedding.weight"]).all()
+    with pytest.raises(ValueError, match=r"2 tensors missing \(gate.bias, ...\)"):
+        tiny_run(tmp_path, model=gated, start=str(tmp_path / "parent")).build_model()
+    with pytest.raises(FileNotFoundError, match=r"nowhere has no config.json"):
+        tiny_run(tmp_path, start=str(tmp_path / "nowhere")).build_model()

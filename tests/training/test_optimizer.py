@@ -1,9 +1,11 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from looplab.models.base import PRESETS, build
-from looplab.training.optimizer import AdamW, decaying_parameters, load_state, state_tensors
+from looplab.training.optimizer import AdamATan2, AdamW, SignSGD, decaying_parameters, load_state, state_tensors
 from tolerances import EXACT
 
 
@@ -55,10 +57,64 @@ def test_one_update_is_the_equation():
     torch.testing.assert_close(net.frozen, before["frozen"], **EXACT)
 
 
-def test_the_state_comes_back_to_the_bit():
+def test_updates_by_arc_tangent_are_the_equation():
+    net = Net()
+    optimizer = AdamATan2(lr=0.1, betas=(0.9, 0.8), weight_decay=0.5).build(net)
+    wanted = {name: p.detach().clone() for name, p in net.named_parameters()}
+    first = second = 0.0
+    for count, gradient in enumerate((2.0, -1.0, 0.5), 1):
+        for p in net.parameters():
+            p.grad = torch.full_like(p, gradient)
+        optimizer.step()
+        first, second = 0.9 * first + 0.1 * gradient, 0.8 * second + 0.2 * gradient**2
+        angle = math.atan2(first / (1 - 0.9**count), math.sqrt(second / (1 - 0.8**count)))
+        for name, decay in (("matrix.weight", 0.5), ("matrix.bias", 0.0), ("carry.decay", 0.0)):
+            wanted[name] = wanted[name] * (1 - 0.1 * decay) - 0.1 * angle
+    for name in ("matrix.weight", "matrix.bias", "carry.decay"):
+        torch.testing.assert_close(net.get_parameter(name).detach(), wanted[name])
+    torch.testing.assert_close(net.frozen, wanted["frozen"], **EXACT)
+
+
+def test_an_arc_tangent_does_not_see_the_scale_of_the_gradient():
+    found = []
+    for scale in (1.0, 2.0**-40):
+        net = Net()
+        with torch.no_grad():
+            net.matrix.weight.fill_(1.0)
+        optimizer = AdamATan2(lr=0.1, weight_decay=0.0).build(net)
+        net.matrix.weight.grad = scale * torch.arange(1.0, 7.0).view(2, 3)
+        optimizer.step()
+        found.append(net.matrix.weight.detach())
+    torch.testing.assert_close(*found, rtol=1e-6, atol=0.0)
+    assert (found[0] - (1 - 0.1 * math.pi / 4)).abs().max() < 1e-6
+
+
+def test_rows_of_a_puzzle_table_that_were_read_move_by_the_sign_of_their_gradient():
+    model = build(PRESETS["tiny-trm-attn"]())
+    optimizer, table = SignSGD(lr=0.1, weight_decay=0.5).build(model), model.puzzles.table
+    with torch.no_grad():
+        table.fill_(2.0)
+    context = model.encode(torch.zeros(3, 36, dtype=torch.long), extras={"puzzle_ids": torch.tensor([1, 3, 1])})
+    context.slots.square().sum().backward()
+    optimizer.step()
+    assert (table[[0, 2, 4]] == 2.0).all()
+    torch.testing.assert_close(table[[1, 3]].detach(), torch.full((2, 48), 2.0 * (1 - 0.05) - 0.1))
+    assert "puzzles.table" in model.state_dict()
+    assert not any("puzzles" in name for name, _ in model.named_parameters())
+
+
+def test_tables_are_trained_only_where_there_are_some():
+    with pytest.raises(
+        ValueError, match=r"SignSGD trains puzzle tables. Got a model without one. Set Optimizer.tables=N"
+    ):
+        SignSGD(lr=0.1).build(build(PRESETS["tiny-core"]()))
+
+
+@pytest.mark.parametrize("kind", [AdamW, AdamATan2])
+def test_the_state_comes_back_to_the_bit(kind):
     one, two = Net(), Net()
     two.load_state_dict(one.state_dict())
-    optimizers = [AdamW(lr=0.1).build(net) for net in (one, two)]
+    optimizers = [kind(lr=0.1).build(net) for net in (one, two)]
 
     def update(net, optimizer, value):
         for p in net.parameters():
@@ -86,5 +142,7 @@ def test_the_state_comes_back_to_the_bit():
     ],
 )
 def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        AdamW(**options)
+    for kind in (AdamW, AdamATan2, SignSGD):
+        if kind is not SignSGD or "betas" not in options:
+            with pytest.raises(ValueError, match=message.replace("AdamW", kind.__name__)):
+                kind(**options)

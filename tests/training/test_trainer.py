@@ -12,9 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from looplab._config import to_dict
+from looplab.models.base import build
+from looplab.models.folder import load_folder, save_folder
 from looplab.objectives import NextToken
-from looplab.recurrence.depth import FixedDepth
+from looplab.objectives.exit_gate import ExitGate
+from looplab.recurrence.depth import FixedDepth, UniformDepth
 from looplab.recurrence.gradient import CheckpointApplication, FullBPTT, TruncatedBPTT
+from looplab.recurrence.halting import HazardGate
 from looplab.training import checkpoint as checkpoints
 from looplab.training.config import Evaluation, RunConfig
 from looplab.training.display import Display
@@ -347,3 +351,23 @@ def test_the_deepest_evaluation_may_be_beyond_training(tmp_path):
     evaluation = Evaluation(sources=tiny_run(tmp_path).evaluation.sources, batches=1, depths=(1, 9))
     train(tiny_run(tmp_path, model=core(), evaluation=evaluation), tmp_path / "run")
     assert metrics(tmp_path / "run", "eval")[-1]["losses"].keys() == {"1", "3", "9"}
+
+
+def test_a_frozen_model_keeps_its_weights_and_its_gate_learns(tmp_path):
+    deep = UniformDepth(low=2, high=4)
+    parent = build(core(trained_depth=deep), seed=3)
+    save_folder(tmp_path / "parent", parent)
+    config = tiny_run(
+        tmp_path,
+        model=core(halt=HazardGate(), trained_depth=deep),
+        objective=ExitGate(),
+        start=str(tmp_path / "parent"),
+        train_only=("gate",),
+        steps=3,
+    )
+    train(config, tmp_path / "run")
+    model, _ = load_folder(tmp_path / "run" / "model")
+    begun, ended = config.build_model().state_dict(), model.state_dict()
+    moved = {name for name, tensor in ended.items() if not torch.equal(tensor, begun[name])}
+    assert moved == {"gate.weight", "gate.bias"}
+    assert all(torch.equal(ended[name], tensor) for name, tensor in parent.state_dict().items())

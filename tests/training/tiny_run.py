@@ -15,8 +15,10 @@ from looplab.recurrence.plan import Blocks, ModelLoop
 from looplab.recurrence.signal import StepEmbedding
 from looplab.recurrence.state_init import Normal
 from looplab.training.config import Evaluation, RunConfig
+from looplab.training.folder import claimed, locked
 from looplab.training.optimizer import AdamW
 from looplab.training.schedule import Cosine
+from looplab.training.trainer import Trainer
 
 ENTRIES = [f"Entry {i}: the {w} fox jumps over {i * i} lazy dogs." for i, w in enumerate("abcdefghij" * 4)]
 TEXT = "\n\n".join(ENTRIES)
@@ -79,6 +81,17 @@ def tiny_run(folder, **changes):
 def with_data(config, **changes):
     """The same run on another shape of batch."""
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
+
+
+def broken_off(config, folder, *, steps):
+    """The trainer of a run that was killed just after a checkpoint."""
+    with locked(folder), claimed(folder, config):
+        trainer = Trainer(config, folder)
+        for _ in range(steps):
+            trainer._train_step()
+        trainer._save()
+        trainer.metrics.close()
+    return trainer
 
 
 def metrics(folder, kind=None):

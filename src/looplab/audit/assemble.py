@@ -1,7 +1,7 @@
 """From measurements of one domain to its part of the result: losses, metrics, contrasts, decomposition, verdict."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from looplab.audit.result import (
     DENSE_MESSAGE,
     RAW,
     AffineFit,
+    Answers,
+    AnswerScore,
     Contrast,
     ControlComparison,
     Decomposition,
@@ -47,7 +49,7 @@ from looplab.audit.result import (
 from looplab.audit.strata import BUCKETS, StratumSums, position_buckets, strata
 from looplab.audit.updates import token_components, updates
 from looplab.audit.verdict import verdict
-from looplab.intervals import expected_calibration_error
+from looplab.intervals import Draws, expected_calibration_error, wilson
 from looplab.recurrence.plan import Plan
 
 BINS = 15
@@ -59,6 +61,8 @@ class Measured:
 
     collected: Collected
     losses: Losses
+    answers: Mapping[tuple[str, str], Estimate] = field(default_factory=dict)
+    """(readout, schedule) -> share of problems that are answered right; empty where documents are none."""
     cross: tuple[str, ...]
     """Other domains whose temperatures were scored here."""
 
@@ -162,7 +166,38 @@ def domain_result(
         no_factorial=no_square,
         strata=() if dense else _strata(part),
         depth_value=_depth_value(part, card, milliseconds),
+        answers=_answers(part),
     )
+
+
+def exact_matches(part: Collected, draws: Draws) -> dict[tuple[str, str], Estimate]:
+    """(readout, schedule) -> share of problems with every cell right; a problem counts once, however many seeds."""
+    level, split, found = part.case.config.level, part.case.domain.evaluation, {}
+    cells = split.counts * part.case.subject.runner.spec.cells
+    for schedule, kept in part.scores.items():
+        for readout, right in kept.right.items():
+            exact = (right == cells).mean(axis=0)
+            replicates = draws.sums(exact[:, None])[:, 0] / len(exact)
+            found[readout, schedule] = estimate(float(exact.mean()), replicates, units=len(exact), level=level)
+    return found
+
+
+def _answers(part: Measured) -> Answers | None:
+    task = part.domain.task
+    if task is None:
+        return None
+    level, seeds = part.config.level, part.subject.seeds
+    cells = part.domain.evaluation.counts * task.cells
+    scores = []
+    for (readout, schedule), exact in part.answers.items():
+        right = part.scores[schedule].right[readout]
+        score = None
+        if seeds == 1:
+            interval = wilson(int((right == cells).sum()), right.size, level=level)
+            score = (interval.low, interval.high)
+        share = float(right.sum() / (seeds * cells.sum()))
+        scores.append(AnswerScore(schedule=schedule, probe=readout, exact=exact, wilson=score, cells=share))
+    return Answers(task=task, scores=tuple(scores))
 
 
 def _structure(part: Measured) -> dict[str, Any]:
@@ -350,6 +385,7 @@ def _verdict(
     return verdict(
         part.domain.name,
         applications=len(part.subject.full.plan),
+        first=len(part.subject.full.units[0]),
         decomposition=split[0] if split else None,
         gains=gains,
         comparisons=comparisons,

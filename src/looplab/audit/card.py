@@ -43,6 +43,7 @@ def model_card(runner: Runner, full: FullPlan, *, name: str, source: str, tokeni
         dtype=str(runner.weights.dtype).removeprefix("torch."),
         weight_hash=weight_hash(runner.model),
         tokenizer=tokenizer,
+        notes=tuple(runner.model.notes),
     )
 
 

@@ -198,9 +198,9 @@ class Table:
         return self.seeds * self.split.tokens
 
     @cached_property
-    def targets(self) -> Int[Tensor, " rows"]:
+    def targets(self) -> Int[Tensor, "rows *cells"]:
         """The scored token of every row."""
-        targets = torch.empty(self.rows, dtype=torch.int64)
+        targets = torch.empty(self.rows, *self.split.targets.shape[1:], dtype=torch.int64)
         for j in range(self.seeds):
             targets[self.place(torch.arange(self.split.tokens), j)] = self.split.targets
         return targets

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from looplab.audit.bootstrap import DocumentSums, ScheduleSums, TemperatureSums
-from looplab.audit.case import EVALUATION, TEMPERATURE, Case, Name
+from looplab.audit.case import AFFINE, EVALUATION, FULL_RANK, TEMPERATURE, Case, Name
 from looplab.audit.documents import Split
 from looplab.audit.measure import MEANS, Fits, as_tensor, unpack_fits
 from looplab.audit.result import RAW
@@ -37,6 +37,8 @@ class Scores:
     """Readout -> loss sums by position bucket, "documents buckets"."""
     samples: dict[str, Tensor]
     """Site (hidden, state) -> vectors of the sampled tokens, "tokens dim"; empty for a control."""
+    right: dict[str, np.ndarray]
+    """Readout -> right cells, "seeds documents"; empty where documents are no problems of a task."""
     updates: np.ndarray | None
     """See `UpdateMeter`, "documents applications components 3 2"; None where updates were not measured."""
 
@@ -54,6 +56,7 @@ class Scores:
             totals=dict.fromkeys(MEANS, 0.0),
             buckets={name: np.zeros((documents, len(BUCKETS))) for name in readouts},
             samples={},
+            right={},
             updates=None,
         )
 
@@ -81,6 +84,10 @@ class Scores:
             if site not in self.samples:
                 self.samples[site] = torch.zeros(int((sample >= 0).sum()), vectors.shape[1], dtype=vectors.dtype)
             self.samples[site][torch.from_numpy(sample[place][sample[place] >= 0])] = vectors
+        for readout in (RAW, AFFINE, FULL_RANK):
+            if f"right.{readout}" in arrays:
+                cells = self.right.setdefault(readout, np.zeros_like(self.losses[RAW]))
+                np.add.at(cells[noise_seed], rows, arrays[f"right.{readout}"])
         if "updates" in arrays:
             if self.updates is None:
                 self.updates = np.zeros((self.buckets[RAW].shape[0], *arrays["updates"].shape[1:]))

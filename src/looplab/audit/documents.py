@@ -21,6 +21,7 @@ from torch import Tensor
 
 from looplab._types import Bool, Int, Integer
 from looplab.audit.reading import Reading, ScoredDocument
+from looplab.audit.result import TaskFacts
 from looplab.data.documents import DataError, DocumentSet, Grid, drop_duplicates
 from looplab.data.tokenizers import Tokenizer
 
@@ -76,8 +77,8 @@ class Split:
         return sum(row.scored for row in self.rows)
 
     @cached_property
-    def targets(self) -> Int[Tensor, " tokens"]:
-        """The scored tokens, document after document."""
+    def targets(self) -> Int[Tensor, "tokens *cells"]:
+        """The scored tokens, document after document; one column per cell where a position answers with several."""
         return torch.from_numpy(np.concatenate([row.targets for row in self.rows]).astype(np.int64))
 
     @cached_property
@@ -201,6 +202,8 @@ class Domain:
     """Documents of the full-rank probe; empty without it."""
     overlap: float | None
     """Share of evaluation 13-grams (of words) that occur in calibration; None for grids, which have no words."""
+    task: TaskFacts | None = None
+    """Where the documents are problems of a task."""
 
 
 Rows = tuple[ScoredDocument, ...]

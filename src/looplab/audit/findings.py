@@ -11,6 +11,7 @@ from looplab.audit.documents import Domain
 from looplab.audit.geometry import bias_findings
 from looplab.audit.measure import Fits
 from looplab.audit.result import Part, ScheduleEntry
+from looplab.audit.schedules import FullPlan
 from looplab.records import Finding, Level
 
 NOT_IDENTIFIABLE = "not identifiable: "
@@ -26,7 +27,8 @@ def domain_findings(
         ("evaluation", len(domain.evaluation.documents), FEW_EVALUATION),
         ("calibration", len(domain.calibration.documents), FEW_CALIBRATION),
     )
-    found += [_few_documents(domain.name, side, count, least) for side, count, least in sizes if count < least]
+    more = "Add text." if domain.task is None else "Raise --documents and --calibration-documents."
+    found += [_few_documents(domain.name, side, count, least, more) for side, count, least in sizes if count < least]
     if domain.overlap is not None and domain.overlap > MUCH_OVERLAP:
         found.append(_split_overlap(domain.name, domain.overlap))
     found += [_diverges(domain.name, name, j) for name, j in diverged.items()]
@@ -100,12 +102,54 @@ def byte_tokens() -> Finding:
     )
 
 
-def _few_documents(domain: str, side: str, count: int, least: int) -> Finding:
+def task_findings(domain: Domain, full: FullPlan) -> list[Finding]:
+    """What a reader must know about problems of a task."""
+    task, found = domain.task, []
+    if task is None:
+        return []
+    where: dict[str, str | int] = {"domain": domain.name, "difficulty": task.difficulty}
+    if task.trained:
+        found.append(
+            Finding(
+                kind="audit.trained_problems",
+                level=Level.WARNING,
+                message=f"{task.name} has few problems of difficulty {task.difficulty}; all of them are for training.",
+                remedy="Claim nothing about new problems, or give a larger difficulty.",
+                where=where,
+            )
+        )
+    if task.num_steps > full.M:
+        found.append(
+            Finding(
+                kind="audit.few_iterations",
+                level=Level.INFO,
+                message=f"Problems of {domain.name} take {task.num_steps} iterations of one operation each; "
+                f"full has {full.M}.",
+                remedy=f"For a model of one operation per iteration, pass --num-steps {task.num_steps}.",
+                value=float(full.M),
+                threshold=float(task.num_steps),
+                where=where,
+            )
+        )
+    return found
+
+
+def other_task(task: str, trained: str) -> Finding:
+    """The model was trained on something else."""
+    return Finding(
+        kind="audit.other_task",
+        level=Level.WARNING,
+        message=f"The model was trained on {trained} and is audited on {task}.",
+        remedy="Leave out --task to audit it on its own.",
+    )
+
+
+def _few_documents(domain: str, side: str, count: int, least: int, more: str) -> Finding:
     return Finding(
         kind="audit.few_documents",
         level=Level.WARNING,
         message=f"{domain} has {count} {side} documents; below {least} intervals are rough.",
-        remedy="Add text.",
+        remedy=more,
         value=float(count),
         threshold=float(least),
         where={"domain": domain, "split": side},

@@ -42,6 +42,7 @@ from looplab.audit.probes import (
     LogitChunks,
     Temperature,
     TokenScores,
+    cells_right,
     divergence,
     exact_refit,
     fit_affine,
@@ -77,11 +78,13 @@ Progress = Callable[[str, int], None]
 
 
 def counting_head(runner: Runner, ledger: Ledger) -> Callable[[Tensor], Tensor]:
-    """The head, counted."""
+    """The head, counted; of a token that answers with several cells, one row of logits per cell."""
+    cells = runner.spec.cells
 
     def head(hidden: Tensor) -> Tensor:
         ledger.count_head(runner.spec, tokens=len(hidden), gradient=hidden.requires_grad)
-        return runner.head(hidden)
+        logits = runner.head(hidden)
+        return logits if cells == 1 else logits.unflatten(1, (cells, -1)).flatten(0, 1)
 
     return head
 
@@ -203,7 +206,8 @@ def fit(case: Case, tables: Mapping[str, Tensor], full: Mapping[str, Tensor], le
     with ledger.phase("fit"):
         if TEMPERATURE in config.probes:
             chunks = LogitChunks(hidden, head)
-            temperature = fit_temperature(chunks, table.targets, table.owners)
+            ids, owners = table.targets.flatten(), table.owners.repeat_interleave(subject.runner.spec.cells)
+            temperature = fit_temperature(chunks, ids, owners)
             draws = document_draws(
                 len(table.split.documents),
                 config.replicates,
@@ -211,7 +215,7 @@ def fit(case: Case, tables: Mapping[str, Tensor], full: Mapping[str, Tensor], le
                 domain=case.domain.name,
                 split="calibration",
             )
-            replicates = refit_replicates(temperature, draws, exact_refit(chunks, table.targets, table.owners))
+            replicates = refit_replicates(temperature, draws, exact_refit(chunks, ids, owners))
         if AFFINE in config.probes:
             used = leading_tokens(table.owners, config.affine_tokens)
             keys = [document.key for document in table.split.documents[: int(table.owners[used - 1]) + 1]]
@@ -410,12 +414,14 @@ def _score(
     crossed = Part({other: scored.extra[:, len(exact) + i] for i, other in enumerate(cross)})
     if fits is None:
         return {}, crossed
-    losses = {RAW: scored.raw.nll}
+    losses, right = {RAW: scored.raw.nll}, {RAW: scored.cells_right}
     if temperature is not None:
         losses[TEMPERATURE] = scored.temperature.nll
     for readout, probe in ((AFFINE, found.affine), (FULL_RANK, found.full_rank)):
         if probe is not None:
             losses[readout] = token_nll(probe.apply(hidden), head, targets)
+            if case.domain.task is not None:
+                right[readout] = cells_right(probe.apply(hidden), head, targets)
     kl, agree = divergence(hidden, spool.get(FULL), head)
     arrays = {
         **{f"loss.{readout}": _by_document(owners.numpy(), nll, shard.rows) for readout, nll in losses.items()},
@@ -427,6 +433,9 @@ def _score(
         **{f"bucket.{readout}": _by_bucket(case, shard, nll) for readout, nll in losses.items()},
         "totals": np.array([values.sum(dtype=np.float64) for _, values in _means(scored, kl, agree)]),
     }
+    if case.domain.task is not None:
+        rows = owners.numpy()
+        arrays |= {f"right.{readout}": _by_document(rows, cells, shard.rows) for readout, cells in right.items()}
     if keep_tokens:
         columns = _columns(case, shard, losses, scored, kl, agree)
         arrays |= {f"token.{column}": values for column, values in columns.items()}
@@ -434,7 +443,9 @@ def _score(
 
 
 def _by_document(
-    owners: Int[np.ndarray, " tokens"], values: Float[np.ndarray, " tokens"], documents: int
+    owners: Int[np.ndarray, " tokens"],
+    values: Float[np.ndarray, " tokens"] | Int[np.ndarray, " tokens"],
+    documents: int,
 ) -> Float[np.ndarray, " documents"]:
     return np.bincount(owners, weights=values, minlength=documents)
 
@@ -455,6 +466,13 @@ def _means(scored: TokenScores, kl: np.ndarray, agree: np.ndarray) -> Iterator[t
     return zip(MEANS, values, strict=True)
 
 
+def _targets(ids: Int[Tensor, "tokens *cells"]) -> dict[str, np.ndarray]:
+    """One column, or one per cell."""
+    columns = ids.to(torch.int32).flatten(1).mT if ids.dim() > 1 else ids.to(torch.int32)[None]
+    names = ["token"] if len(columns) == 1 else [f"cell_{i}" for i in range(len(columns))]
+    return {name: column.contiguous().numpy() for name, column in zip(names, columns, strict=True)}
+
+
 def _columns(
     case: Case,
     shard: Shard,
@@ -469,7 +487,7 @@ def _columns(
         "document": split.owners[place].numpy().astype(np.int32),
         "window": split.windows[place].numpy().astype(np.int32),
         "position": split.positions[place].numpy().astype(np.int32),
-        "token": split.targets[place].numpy().astype(np.int32),
+        **_targets(split.targets[place]),
         "noise_seed": np.full(len(place), shard.noise_seed, dtype=np.int8),
         **{f"nll_{readout}": nll.astype(np.float32) for readout, nll in losses.items()},
     }

@@ -26,7 +26,7 @@ from torch import nn
 
 import looplab
 from looplab._config import config_hash, from_dict
-from looplab.audit.assemble import Measured, domain_result
+from looplab.audit.assemble import Measured, domain_result, exact_matches
 from looplab.audit.bootstrap import Losses, bootstrap_losses
 from looplab.audit.card import is_dense, model_card
 from looplab.audit.case import CONTROL, EVALUATION, FULL_RANK, MODEL, Case, Name, Subject
@@ -35,7 +35,15 @@ from looplab.audit.config import AuditConfig
 from looplab.audit.control import dense_depths
 from looplab.audit.decompose import gap_findings
 from looplab.audit.documents import PUZZLE_IDS, Domain, check_domain_name, prepare
-from looplab.audit.findings import byte_tokens, domain_findings, geometry_findings, not_identifiable
+from looplab.audit.findings import (
+    byte_tokens,
+    domain_findings,
+    geometry_findings,
+    not_identifiable,
+    other_task,
+    task_findings,
+)
+from looplab.audit.problems import Problems, prepare_problems
 from looplab.audit.result import AuditCounts, AuditResult, ModelCard, PhaseCounts, SelfTest
 from looplab.audit.runner import Runner
 from looplab.audit.schedules import FullPlan, Schedule, check_grid, default_schedules, full_plan, schedule_map
@@ -47,16 +55,17 @@ from looplab.audit.work import Work, total_counts
 from looplab.data.documents import DataError, Document, DocumentSet, Grid
 from looplab.data.tokenizers import ByteTokenizer, Tokenizer
 from looplab.executors import Executor, Serial
-from looplab.intervals import document_draws
+from looplab.intervals import Draws, document_draws
 from looplab.journal import Journal, Part
 from looplab.records import Finding, encode_json
 from looplab.recurrence.ledger import Ledger
+from looplab.tasks.base import Task
 
 __all__ = ["AuditConfig", "AuditPlan", "AuditResult", "CannotAudit", "audit_model", "plan_audit"]
 
 MAX_TOKENS = 1024
 
-Documents = Mapping[str, DocumentSet] | DocumentSet | Sequence[str | Document | Grid]
+Documents = Mapping[str, DocumentSet | Problems] | DocumentSet | Problems | Sequence[str | Document | Grid]
 
 
 class CannotAudit(ValueError):
@@ -65,16 +74,20 @@ class CannotAudit(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A model with the tokenizer it is read with; None for a model of grids."""
+    """A model with the tokenizer it is read with; None for a model of grids, or of a task."""
 
     model: Any
     tokenizer: Tokenizer | None
     name: str
     findings: tuple[Finding, ...] = ()
+    task: str = ""
+    """Name of the task whose problems it answers."""
 
     @property
     def scoring(self) -> str:
         """What it predicts, in words."""
+        if self.task:
+            return f"answers of {self.task}"
         if self.tokenizer is None:
             return "labels of grids"
         return "next tokens" if self.model.mask_token is None else "masked tokens"
@@ -97,7 +110,8 @@ def audit_model(
     Args:
         model: What `looplab.load` returns, or any model of the contract.
         documents: Domain name -> documents; a single set, or plain texts or grids, are the domain "text". A model that
-            is not causal and has no mask token is one of grids.
+            is not causal and has no mask token is one of grids. `Problems` of a task are documents for any model that
+            reads its tokens and answers with its symbols; then no domain is of another kind.
         config: What to run (default: `AuditConfig()`).
         tokenizer: Default: the loaded model's own; raw bytes for a vocabulary of at least 256.
         calibration: Domain name -> documents to calibrate on, instead of splitting that domain by hash.
@@ -140,14 +154,19 @@ def plan_audit(
     batch_tokens: int = 8192,
 ) -> "AuditPlan":
     """Everything that is decided before anything runs; arguments and errors as in `audit_model`."""
-    opened = _open(model, tokenizer, name)
-    dense = None if control is None else _open(control, control_tokenizer or tokenizer, "")
-    if dense is not None:
-        _check_scoring(opened, dense)
     sets = _domain_sets(documents)
     for domain in sets:
         check_domain_name(domain)
+    task = _task_of(sets)
+    opened = _open(model, tokenizer, name, task)
+    dense = None if control is None else _open(control, control_tokenizer or tokenizer, "", task)
+    if dense is not None:
+        _check_scoring(opened, dense)
+    for domain, given in sets.items():
+        _check_answers(opened, domain, given, config)
     unknown = [name for name in calibration or {} if name not in sets]
+    if task and calibration:
+        raise ValueError(f"--calibration takes texts. Got problems of {task}, which have a split. Leave it out.")
     if unknown:
         raise ValueError(f"--calibration must name a domain of --data ({', '.join(sets)}). Got {unknown[0]!r}.")
     subject = _subject(opened, config)
@@ -173,9 +192,13 @@ def plan_audit(
     )
 
 
-def _open(model: Any, tokenizer: Tokenizer | None, name: str) -> Opened:
+def _open(model: Any, tokenizer: Tokenizer | None, name: str, task: str) -> Opened:
     loaded = not isinstance(model, nn.Module)
     inner = model.model if loaded else model
+    if task:
+        trained = trained_task(model.facts) if loaded else None
+        others = () if trained is None or trained.name == task else (other_task(task, trained.name),)
+        return Opened(inner.eval(), None, name or (model.folder.name if loaded else inner.spec.name), others, task)
     tokenizer = tokenizer or (model.tokenizer if loaded else None)
     findings: tuple[Finding, ...] = ()
     grids = not inner.spec.causal and inner.mask_token is None
@@ -193,7 +216,72 @@ def _open(model: Any, tokenizer: Tokenizer | None, name: str) -> Opened:
     return Opened(inner.eval(), tokenizer, name or (model.folder.name if loaded else inner.spec.name), findings)
 
 
+def trained_task(facts: Mapping[str, Any]) -> Task | None:
+    """The task that a checkpoint was trained on, as its settings say; None for text."""
+    written = (facts.get("trained") or {}).get("task")
+    return None if written is None else from_dict(Task, written)  # type: ignore[type-abstract]
+
+
+def _task_of(sets: Mapping[str, DocumentSet | Problems]) -> str:
+    """The name of the task whose problems are the documents, or ""."""
+    names = {given.task.name if isinstance(given, Problems) else "" for given in sets.values()}
+    if len(names) > 1:
+        told = ", ".join(sorted(name or "text" for name in names))
+        raise ValueError(f"domains must be problems of one task, or none of them. Got {told}. Audit them one by one.")
+    return next(iter(names), "")
+
+
+def _check_answers(opened: Opened, domain: str, given: DocumentSet | Problems, config: AuditConfig) -> None:
+    """Refuses documents that the model has no tokens, no answers or no room for."""
+    spec = opened.model.spec
+    each = spec.vocab[0] // spec.cells
+    if not isinstance(given, Problems):
+        if spec.cells > 1:
+            raise CannotAudit(
+                f"domain {domain} must hold problems of a task for this model, which answers with {spec.cells} cells "
+                f"at a position. Got {given.name}. Pass --task."
+            )
+        return
+    task = given.task
+    read = spec.vocab[0] if spec.token_ids is None else spec.token_ids
+    if len(task.tokens) > read:
+        raise CannotAudit(
+            f"MODEL must read the {len(task.tokens)} tokens of {task.name}. Got {opened.name}, which reads {read}. "
+            "Pass a model of this task, or another --task."
+        )
+    if task.cells != spec.cells or len(task.symbols) > each:
+        raise CannotAudit(
+            f"MODEL must answer {task.name} with {_cells(task.cells, len(task.symbols))}. Got {opened.name}, which "
+            f"answers with {_cells(spec.cells, each)}. Pass a model of this task, or another --task."
+        )
+    length, difficulty = task.length(given.difficulty), given.difficulty
+    if spec.fixed_length not in (None, length):
+        raise CannotAudit(
+            f"problems must have {spec.fixed_length} tokens, the only size that {opened.name} takes. Got {length} at "
+            f"difficulty {difficulty} of {task.name}. Give another --difficulty."
+        )
+    if spec.max_positions is not None and length > spec.max_positions:
+        raise CannotAudit(
+            f"problems must have at most {spec.max_positions} tokens, the trained context of {opened.name}. "
+            f"Got {length} at difficulty {difficulty} of {task.name}. Give a smaller --difficulty."
+        )
+    if config.max_tokens is not None and length > config.max_tokens:
+        raise ValueError(
+            f"--max-tokens must be at least {length} for difficulty {difficulty} of {task.name}: a problem is never "
+            f"cut. Got {config.max_tokens}. Leave it out."
+        )
+
+
+def _cells(cells: int, symbols: int) -> str:
+    return f"{symbols} symbols" if cells == 1 else f"{cells} cells of {symbols} symbols"
+
+
 def _check_scoring(opened: Opened, dense: Opened) -> None:
+    if opened.task:
+        raise CannotAudit(
+            f"--control compares gaps in nats per byte. Got {opened.name} on {opened.task}, whose problems have no "
+            "bytes. Leave it out."
+        )
     if opened.tokenizer is None:
         raise CannotAudit(
             f"--control compares gaps in nats per byte. Got {opened.name}, a model of grids, which have no bytes. "
@@ -206,9 +294,11 @@ def _check_scoring(opened: Opened, dense: Opened) -> None:
         )
 
 
-def _domain_sets(documents: Documents) -> dict[str, DocumentSet]:
+def _domain_sets(documents: Documents) -> dict[str, DocumentSet | Problems]:
     if isinstance(documents, DocumentSet):
         return {"text": documents}
+    if isinstance(documents, Problems):
+        return {documents.domain: documents}
     if isinstance(documents, Mapping):
         return dict(documents)
     made = tuple(Document(text, line=i) if isinstance(text, str) else text for i, text in enumerate(documents, 1))
@@ -273,12 +363,23 @@ def _max_tokens(config: AuditConfig, models: Sequence[Opened]) -> int:
 
 def _domain(
     name: str,
-    documents: DocumentSet,
+    documents: DocumentSet | Problems,
     calibration: DocumentSet | None,
     opened: Opened,
     config: AuditConfig,
     longest: int,
 ) -> Domain:
+    if isinstance(documents, Problems):
+        return prepare_problems(
+            name,
+            documents,
+            seed=config.seed,
+            evaluation=config.documents,
+            calibration=config.calibration_documents,
+            calibration_tokens=config.calibration_tokens,
+            training=config.calibration_documents if FULL_RANK in config.probes else 0,
+            puzzle_ids=opened.model.spec.extras.get(PUZZLE_IDS),
+        )
     return prepare(
         name,
         documents,
@@ -350,6 +451,7 @@ class AuditPlan:
         """Everything the numbers depend on, besides the configuration."""
         facts = {
             "model": self.card.weight_hash,
+            "notes": list(self.card.notes),  # equal weights may be read in more than one way
             "control": self.control_card.weight_hash if self.control_card else None,
             "tokenizer": self.opened.tokenizer.hash if self.opened.tokenizer else None,
             "mask_token": self.opened.model.mask_token,
@@ -458,7 +560,7 @@ def _card(opened: Opened, subject: Subject) -> ModelCard:
         subject.full,
         name=opened.name,
         source=opened.name,
-        tokenizer=opened.tokenizer.name if opened.tokenizer else "none: grids of token ids",
+        tokenizer=opened.tokenizer.name if opened.tokenizer else f"none: {opened.task or 'grids'} of token ids",
     )
 
 
@@ -482,11 +584,7 @@ class Measurement:
         """Every case with its losses in all replicates."""
         domains = list(self.plan.domains)
         return {
-            (role, domain): Measured(
-                collected=part,
-                losses=_losses(part),
-                cross=tuple(d for d in domains if d != domain) if role == MODEL else (),
-            )
+            (role, domain): _measured(part, tuple(d for d in domains if d != domain) if role == MODEL else ())
             for (role, domain), part in self.collected.items()
         }
 
@@ -528,6 +626,7 @@ class Measurement:
             found += domain_findings(part.domain, part.fits, part.diverged, part.losses.findings)
             found += geometry_findings(part.scores["full"].samples, result.name)
             found += gap_findings(result.decompositions, result.name, plan.config)
+            found += task_findings(part.domain, subject.full)
         return AuditResult(
             model=plan.card,
             config=plan.config,
@@ -576,14 +675,19 @@ class Measurement:
         )
 
 
-def _losses(part: Collected) -> Losses:
+def _measured(part: Collected, cross: tuple[str, ...]) -> Measured:
+    """Everything of one case that has intervals, from one matrix of draws."""
+    case = part.case
+    documents, config = len(case.split(EVALUATION).documents), case.config
+    draws = document_draws(documents, config.replicates, seed=config.seed, domain=case.domain.name, split="evaluation")
+    return Measured(collected=part, losses=_losses(part, draws), answers=exact_matches(part, draws), cross=cross)
+
+
+def _losses(part: Collected, draws: Draws) -> Losses:
     case = part.case
     split, config, subject = case.split(EVALUATION), case.config, case.subject
     sums = {name: schedule_sums(kept, part.fits[name], split, subject.seeds) for name, kept in part.scores.items()}
     origin = {row.name: row.same_as or row.name for row in subject.rows}
-    draws = document_draws(
-        len(split.documents), config.replicates, seed=config.seed, domain=case.domain.name, split="evaluation"
-    )
     return bootstrap_losses(
         {name: sums[own] for name, own in origin.items() if own in sums},
         draws,

@@ -8,6 +8,7 @@
             scored: the masked positions, against the ids that stood there, from the hidden state at the position
     grid    token ids and labels of equal length, never cut
             scored: labels other than -100, from the hidden state at the position; nothing is shifted
+            (problems of a task are read so too, where a position may answer with several cells: `problems`)
 
 All rows of a document lie in one split and are one unit of every bootstrap: their sums add up.
 
@@ -54,8 +55,8 @@ class ScoredDocument:
     line: int
     cut: bool
     """Whether some of the document is in none of its rows."""
-    labels: Integer[np.ndarray, " seq"] | None = None
-    """What is predicted at each position itself; -100 is not scored."""
+    labels: Integer[np.ndarray, "seq *cells"] | None = None
+    """What is predicted at each position itself, cell by cell where it has several; -100 is not scored."""
     window: int = 0
     """Which window of its document this is."""
     masking: int = 0
@@ -67,7 +68,7 @@ class ScoredDocument:
         """Positions of the scored tokens."""
         if self.labels is None:
             return np.arange(self.first, len(self.tokens))
-        return np.flatnonzero(self.labels != IGNORED)
+        return np.flatnonzero((self.labels != IGNORED).reshape(len(self.labels), -1).any(axis=1))
 
     @property
     def read(self) -> Integer[np.ndarray, " scored"]:
@@ -75,7 +76,7 @@ class ScoredDocument:
         return self.positions - 1 if self.labels is None else self.positions
 
     @property
-    def targets(self) -> Integer[np.ndarray, " scored"]:
+    def targets(self) -> Integer[np.ndarray, "scored *cells"]:
         """The scored token ids."""
         return (self.tokens if self.labels is None else self.labels)[self.positions]
 

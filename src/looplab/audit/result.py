@@ -8,7 +8,7 @@ probe is looked up by name; lists keep the order in which they are shown.
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,8 @@ class ModelCard:
     dtype: str
     weight_hash: str
     tokenizer: str
+    notes: tuple[str, ...] = ()
+    """What a reader of the numbers must know: what the original does otherwise, how this model is run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -518,6 +520,54 @@ class DenseControl:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """The task whose problems are the documents of a domain."""
+
+    name: str
+    version: int
+    options: dict[str, Any]
+    """The task as `looplab._config.to_dict` writes it."""
+    difficulty: int
+    chance: float
+    """Exact match of the best guess that does not look at the problem."""
+    cells: int
+    """Symbols of one answering position."""
+    num_steps: int
+    """Iterations that a model of one operation per iteration needs."""
+    sides: str
+    """Where calibration and evaluation problems come from: "splits" (validation and test) or "halves" of one split."""
+    trained: bool
+    """The model may have been trained on these very problems."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnswerScore:
+    """Answers of one schedule under one readout. Temperature changes no answer: its scores are those of raw."""
+
+    schedule: str
+    probe: str
+    exact: Estimate
+    """Share of problems with every cell of the answer right, with document intervals."""
+    wilson: tuple[float, float] | None
+    """Score interval of the same share; None with several noise seeds, which answer one problem several times."""
+    cells: float
+    """Share of all cells that are right."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answers:
+    """How a model answers the problems of a domain."""
+
+    task: TaskFacts
+    scores: tuple[AnswerScore, ...]
+    """Schedule after schedule, raw first."""
+
+    def score(self, schedule: str, probe: str = RAW) -> AnswerScore:
+        """The answers of `schedule` under `probe`."""
+        return _named([score for score in self.scores if score.probe == probe], "schedule", schedule)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The answer for one domain, in the fixed vocabulary."""
 
@@ -553,6 +603,8 @@ class DomainResult:
     """Why there is none, as printed."""
     strata: tuple[Stratum, ...] = ()
     depth_value: DepthValue | None = None
+    answers: Answers | None = None
+    """Where the documents are problems of a task."""
 
     def schedule(self, name: str) -> ScheduleResult:
         """The schedule called `name`."""
@@ -674,7 +726,7 @@ class AuditResult:
 
     def to_json(self) -> str:
         """The text of `results.json`."""
-        return dump_json(self)
+        return dump_json(to_plain(self))
 
     @classmethod
     def from_json(cls, text: str) -> "AuditResult":
@@ -701,7 +753,7 @@ class AuditResult:
 DENSE_MESSAGE = "This model has no repeated block; running the dense interventions only."
 
 
-def _named(items: tuple[Any, ...], field: str, value: str) -> Any:
+def _named(items: Sequence[Any], field: str, value: str) -> Any:
     for item in items:
         if getattr(item, field) == value:
             return item
@@ -720,8 +772,20 @@ def percent(estimate: Estimate | None) -> str:
     return f"{100 * estimate.value:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
+def _answer_lines(answers: Answers) -> Iterator[str]:
+    """Exact match of full and of what the decomposition compares it with."""
+    chance = f"chance {100 * answers.task.chance:.2g} %"
+    yield f"  {'exact match':<14} {'readout':<12} {'share of problems':<26} {'Wilson':<26} {chance}"
+    for score in answers.scores:
+        if score.schedule.startswith(("full", "prefix", "repeat")):
+            ends = "-" if score.wilson is None else "[{:.1f}, {:.1f}]".format(*(100 * end for end in score.wilson))
+            yield f"  {score.schedule:<14} {score.probe:<12} {percent(score.exact):<26} {ends}"
+
+
 def _table_lines(domain: DomainResult, dense: bool) -> Iterator[str]:
     yield f"{domain.name}: {domain.documents.evaluation} documents, {domain.documents.evaluation_tokens} scored tokens"
+    if domain.answers is not None:
+        yield from _answer_lines(domain.answers)
     if dense:
         for contrast in domain.contrasts:
             yield f"  {contrast.name:<28} {contrast.probe:<12} {contrast.reason or nats(contrast.effect)}"
@@ -741,5 +805,12 @@ def _table_lines(domain: DomainResult, dense: bool) -> Iterator[str]:
 
 
 def to_plain(result: AuditResult) -> Any:
-    """The result as lists, dicts, numbers and strings: what `results.json` holds, for templates and tables."""
-    return encode_json(result)
+    """The result as lists, dicts, numbers and strings: what `results.json` holds, for templates and tables.
+
+    Domains of text say nothing of answers.
+    """
+    data = encode_json(result)
+    for domain in data["domains"]:
+        if domain["answers"] is None:
+            del domain["answers"]
+    return data

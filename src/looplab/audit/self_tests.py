@@ -13,6 +13,7 @@
 A difference is the maximum absolute one over max(1, max |logit|); its limit depends on the dtype (`_tolerances.py`).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -249,7 +250,8 @@ class Checks:
         """T7."""
         if not self.runner.spec.causal:
             return SelfTest(name="T7", title=TESTS["T7"][0], passed=True, margin=None, limit=None, note="not causal")
-        size = self.runner.spec.vocab[0]
+        spec = self.runner.spec
+        size = spec.vocab[0] if spec.token_ids is None else spec.token_ids
         changed = tuple(_with_other_ending(document, size) for document in self.even)
         margin = 0.0
         for plan in (prefix(1).plan(self.full), self.full.plan):
@@ -345,8 +347,10 @@ def _state_difference(a: Any, b: Any) -> float:
 
 
 def _nll(document: ScoredDocument, logits: Tensor) -> Tensor:
+    """Loss of every scored token, cell by cell where it has several."""
     targets = torch.from_numpy(document.targets).long()
-    return torch.nn.functional.cross_entropy(logits[document.read], targets, reduction="none")
+    laws = logits[document.read].unflatten(1, (math.prod(targets.shape[1:]), -1)).flatten(0, 1)
+    return torch.nn.functional.cross_entropy(laws, targets.flatten(), reduction="none")
 
 
 def _with_other_ending(document: ScoredDocument, vocabulary: int) -> ScoredDocument:

@@ -1,7 +1,8 @@
 """What an audit leaves besides its result: per-token and per-document tables, and the fitted probes.
 
     tokens.parquet             one row per scored token, schedule and noise seed
-    documents.parquet          one row per document and schedule: sums of every loss, and of its derivatives in beta
+    documents.parquet          one row per document and schedule: sums of every loss, and of its derivatives in beta;
+                               of problems of a task also their right cells
     probes/<domain>.safetensors   <schedule>.beta, .gain, .shift, .scale, .full_rank.{matrix,shift,scale}
 
 Everything is written into a hidden folder beside its place and moved there at the end; each file is replaced whole.
@@ -66,6 +67,7 @@ def _documents(collected: Mapping[str, Collected]) -> Iterator[Rows]:
                 "bytes": split.text_bytes,
                 **{f"nll_{readout}": values for readout, values in sums.items()},
                 **dict(zip(("first", "second", "third"), kept.derivatives, strict=True)),
+                **{f"right_{readout}": cells.sum(axis=0) for readout, cells in kept.right.items()},
             }
             yield domain, schedule, columns
 

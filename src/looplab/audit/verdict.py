@@ -65,6 +65,7 @@ def verdict(
     domain: str,
     *,
     applications: int,
+    first: int = 1,
     decomposition: Decomposition | None,
     gains: Sequence[ProbeGain],
     comparisons: Sequence[ControlComparison] = (),
@@ -74,12 +75,13 @@ def verdict(
 
     Args:
         applications: K.
+        first: Applications of the first unit, which is prefix(1).
         decomposition: The raw one; None if it was not measured, for `reason`.
         gains: Probe gains; those at k = 1 are used.
         comparisons: Against the dense control; none without one.
     """
-    first = {gain.probe: gain for gain in gains if gain.k == 1}
-    best = max(first.values(), key=_size, default=None)
+    shortest = {gain.probe: gain for gain in gains if gain.k == 1}
+    best = max(shortest.values(), key=_size, default=None)
     recurrence = next(
         (c.word for c in comparisons if best is not None and c.probe == best.probe and c.at == "nearest gap"),
         "not measured",
@@ -89,12 +91,12 @@ def verdict(
         sentence = f"On {domain}, the gap is not measured ({reason})."
     else:
         words = {part.name: part.word for part in decomposition.parts}
-        sentence = _sentence(domain, applications, decomposition, best)
+        sentence = _sentence(domain, applications, first, decomposition, best)
     return Verdict(
         sentence=sentence,
         words=words,
         best_probe=None if best is None else best.probe,
-        probe_words={probe: gain.word for probe, gain in first.items()},
+        probe_words={probe: gain.word for probe, gain in shortest.items()},
         recurrence=recurrence,
     )
 
@@ -107,15 +109,16 @@ def _nats(estimate: Estimate) -> str:
     return f"{estimate.value:.3f} nats [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
-def _sentence(domain: str, applications: int, decomposition: Decomposition, best: ProbeGain | None) -> str:
+def _sentence(domain: str, applications: int, first: int, decomposition: Decomposition, best: ProbeGain | None) -> str:
     parts = {part.name: part for part in decomposition.parts}
     clauses = []
     for name, text in _PART_TEXT.items():
         part = parts[name]
         number = "" if part.nats is None else percent(part.share) if part.share is not None else _nats(part.nats)
+        number = "0 (bitwise equal)" if part.bitwise_equal else number
         clauses.append(f"{text}: {number}, {part.word}" if number else f"{text}: {part.word}")
     return (
-        f"On {domain}, {applications} applications instead of 1 lower the loss by {_nats(decomposition.gap)}. "
+        f"On {domain}, {applications} applications instead of {first} lower the loss by {_nats(decomposition.gap)}. "
         f"{'; '.join(clauses)}. {_readout(best)}"
     )
 

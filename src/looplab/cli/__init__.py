@@ -25,9 +25,13 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "audit": Command("answer", "say what the depth of a model is worth, with intervals", "looplab.cli.audit"),
+    "eval": Command("answer", "run tasks of lm-eval at several depths", "looplab.cli.eval"),
     "study": Command("answer", "rerun a published claim set, with a word for every claim", "looplab.cli.study"),
     "train": Command("make", "train a model by a recipe", "looplab.cli.train"),
+    "retrofit": Command("make", "make a looped model out of layers of a dense one", "looplab.cli.retrofit"),
+    "export": Command("make", "write a model in the format of a published family", "looplab.cli.export"),
     "convert": Command("make", "turn a released pickle of tensors into safetensors", "looplab.cli.convert"),
+    "task": Command("look", "print problems of a task with their answers", "looplab.cli.task"),
     "list": Command("look", "list models, presets, recipes and built-in checkpoints", "looplab.cli.list"),
     "describe": Command("look", "describe one model: plan, parameters, FLOPs, KV bytes", "looplab.cli.describe"),
     "load-check": Command("look", "say what a checkpoint folder is and whether it opens", "looplab.cli.load_check"),

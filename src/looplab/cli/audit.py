@@ -20,6 +20,7 @@ from rich.markup import escape
 
 import looplab
 from looplab._config import config_hash
+from looplab._registry import did_you_mean
 from looplab.audit.case import CONTROL, MODEL, Case, Name
 from looplab.audit.compare import Summary, compare, summary
 from looplab.audit.config import DEFAULT_PROBES, AuditConfig
@@ -27,13 +28,15 @@ from looplab.audit.documents import check_domain_name
 from looplab.audit.folder import LEDGER, AuditFolder, FolderBusyError
 from looplab.audit.footprint import GIB, SPOOL_BYTES, Footprint, footprint
 from looplab.audit.positive_controls import ControlOutcome, run_self_check
-from looplab.audit.protocol import AuditPlan, CannotAudit, Measurement, plan_audit
+from looplab.audit.problems import Problems
+from looplab.audit.protocol import AuditPlan, CannotAudit, Measurement, plan_audit, trained_task
 from looplab.audit.result import DENSE_MESSAGE, RESULTS, AuditResult, ModelCard, ScheduleEntry, SelfTest
 from looplab.audit.schedules import full_plan
 from looplab.audit.self_tests import NonFiniteError, SelfTestError
 from looplab.audit.tables import write_tables
 from looplab.audit.watch import PHASES, Watcher
 from looplab.cli import exit_codes
+from looplab.cli.checkpoint import ReadAs, open_checkpoint
 from looplab.cli.device import check_device
 from looplab.cli.exit_codes import UserError, user_error
 from looplab.data.corpus import builtin_corpus
@@ -43,6 +46,7 @@ from looplab.executors import Executor, WorkerDied, executor
 from looplab.interop import LoadedModel
 from looplab.records import Level, dump_json, write_atomic
 from looplab.report import write_comparison, write_report
+from looplab.tasks.base import TASKS, Task
 
 Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
 NONE = "none"
@@ -52,7 +56,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(ReadAs):
     """Say what the depth of a model is worth, with intervals.
 
     Runs the model cut short, from the end, and with repeated applications; refits the readout on separate documents;
@@ -69,6 +73,11 @@ class Options:
     "builtin" is the built-in corpus, which is also the default."""
     calibration: Repeated = ()
     """NAME=PATH of separate calibration documents for the domain NAME. Default: each domain is split by hash."""
+    task: str = ""
+    """Instead of texts, problems of this task (see `looplab task`): answers are scored. Default for a model that was
+    trained on a task: that one, with its options."""
+    difficulty: tuple[int, ...] = ()
+    """Difficulties of the task, each a domain of its own. Default: those that it trains at."""
     text_field: str = "text"
     """Field or column that holds the text."""
     tokenizer: str = ""
@@ -156,7 +165,7 @@ class Options:
     address: str = ""
     """Address of a running Ray cluster; default: one is started here."""
     self_check: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Audit seven models whose answer is known beforehand, print what was found, and stop; takes no MODEL."""
+    """Audit eight models whose answer is known beforehand, print what was found, and stop; takes no MODEL."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print schedules and counts, and stop."""
     fail_on: Literal["none", "warning", "failure"] = "none"
@@ -200,6 +209,7 @@ def _self_check(options: Options) -> int:
 
 def _one(options: Options, watcher: "ProgressLines", command: str) -> int:
     plan = _plan(options, options.models[0])
+    watcher.chosen(plan, options)
     sizes = _fitting(plan, options)
     if options.dry_run:
         print("\n".join(dry_run_lines(plan, sizes)))
@@ -230,6 +240,7 @@ def _several(options: Options, watcher: "ProgressLines", command: str) -> int:
     summaries: dict[str, Summary] = {}
     for model, name in zip(options.models, _folder_names(options.models), strict=True):
         plan = _plan(options, model)
+        watcher.chosen(plan, options)
         own = shlex.join(["looplab", "audit", model])
         sizes = _fitting(plan, options)
         if options.dry_run:
@@ -281,14 +292,15 @@ def _plan(options: Options, model: str) -> AuditPlan:
         sources = named_paths("--data", options.data)
         calibrations = named_paths("--calibration", options.calibration)
     device = _device(options.device)
-    loaded = _load(model, options, device)
+    loaded = _load(model, options, device, read_as=options)
     with user_error(exit_codes.USAGE, (ValueError,)):
         config = _with_grid(config, options.grid, loaded.model.spec)
-    wanted = options.control or loaded.control or NONE
+        problems = _problems(options, loaded)
+    wanted = options.control or (NONE if problems else loaded.control) or NONE
     control = None if wanted == NONE else _load(wanted, options, device, option="--control")
     with user_error(exit_codes.DATA, (DataError,)):
         tokenizer: Tokenizer | None = load_tokenizer(options.tokenizer) if options.tokenizer else None
-        sets = _read("--data", sources, options.text_field) or {"text": builtin_corpus("heldout")}
+        sets = problems or _read("--data", sources, options.text_field) or {"text": builtin_corpus("heldout")}
         calibration = _read("--calibration", calibrations, options.text_field)
     with (
         user_error(exit_codes.USAGE, (ValueError,)),
@@ -306,7 +318,30 @@ def _plan(options: Options, model: str) -> AuditPlan:
         )
 
 
-def _load(name: str, options: Options, device: str, *, option: str = "MODEL") -> LoadedModel:
+def _problems(options: Options, loaded: LoadedModel) -> dict[str, Problems]:
+    """The problems that are asked for, or that the model was trained on, by domain; none for texts."""
+    texts = {"--data": options.data, "--calibration": options.calibration, "--tokenizer": options.tokenizer}
+    given = [option for option, value in texts.items() if value]
+    if options.task and given:
+        raise ValueError(f"--task takes no {given[0]}: its problems are the documents. Got both. Leave one out.")
+    if options.task and options.task not in TASKS:
+        near, known = did_you_mean(options.task, TASKS), ", ".join(TASKS)
+        raise ValueError(f"--task must name a task. Got {options.task!r}.{near} Known: {known}.")
+    trained = trained_task(loaded.facts)
+    task: Task | None = None if given else trained
+    if options.task and (trained is None or trained.name != options.task):
+        task = TASKS[options.task]()
+    if task is None and options.difficulty:
+        raise ValueError(f"--difficulty is of a task. Got {options.difficulty[0]} and texts. Add --task NAME.")
+    if task is None:
+        return {}
+    made = (Problems(task=task, difficulty=d) for d in options.difficulty or task.train_difficulties)
+    return {problems.domain: problems for problems in made}
+
+
+def _load(
+    name: str, options: Options, device: str, *, option: str = "MODEL", read_as: ReadAs | None = None
+) -> LoadedModel:
     found = [path.name for path in sorted(Path(name).glob("*")) if path.suffix in (*PICKLES, ".safetensors")]
     if found and not any(entry.endswith(".safetensors") for entry in found):
         raise UserError(
@@ -315,10 +350,9 @@ def _load(name: str, options: Options, device: str, *, option: str = "MODEL") ->
             exit_codes.MODEL,
         )
     try:
-        return looplab.load(name, dtype=options.dtype, device=device)
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        message = error.args[0] if isinstance(error, KeyError) and error.args else error
-        raise UserError(str(message).replace("MODEL must", f"{option} must", 1), exit_codes.MODEL) from error
+        return open_checkpoint(name, read_as, dtype=options.dtype, device=device)
+    except UserError as error:
+        raise UserError(error.message.replace("MODEL must", f"{option} must", 1), error.code) from error
 
 
 def _config(options: Options) -> AuditConfig:
@@ -617,6 +651,14 @@ class ProgressLines(Watcher):
         """While the audit runs."""
         with self._console.status("starting") as self._status:
             yield
+
+    def chosen(self, plan: AuditPlan, options: Options) -> None:
+        """Says which documents were chosen for a model that was trained on a task."""
+        if plan.opened.task and not options.task:
+            self._console.print(
+                f"{plan.opened.name} was trained on {plan.opened.task}: its answers are scored, on "
+                f"{', '.join(plan.domains)}. Choose others with --difficulty, --task or --data."
+            )
 
     def planned(self, card: ModelCard, rows: Sequence[ScheduleEntry], minimal: int, naive: int) -> None:
         for line, row in zip(schedule_lines(card, rows), [None] * (1 + card.dense) + list(rows), strict=True):

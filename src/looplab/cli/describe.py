@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import looplab
 from looplab._registry import did_you_mean
 from looplab.cli import exit_codes
+from looplab.cli.checkpoint import ReadAs, open_checkpoint
 from looplab.interop import builtin_names
+from looplab.interop.checkpoint import hub_hint
 from looplab.models.base import PRESETS, LoopedLM, build
 from looplab.recurrence.plan import Plan, Steps
 from looplab.recurrence.spec import LoopSpec
@@ -25,7 +26,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(ReadAs):
     """Describe one model: blocks and plan, trained depth, parameters, FLOPs and KV bytes, all exact."""
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
@@ -45,12 +46,12 @@ def main(argv: list[str]) -> int:
     options = tyro.cli(Options, args=argv, prog="looplab describe")
     if options.tokens is not None and options.tokens < 1:
         raise exit_codes.UserError(f"--tokens must be at least 1. Got {options.tokens}.", exit_codes.USAGE)
-    model = open_model(options.model)
+    model = open_model(options.model, options)
     with exit_codes.user_error(exit_codes.USAGE, (ValueError,)):
         plan = model.spec.plan(_steps(options.num_steps))
     tokens = options.tokens or min(TOKENS, model.spec.max_positions or TOKENS)
     facts = description(model.spec, plan, tokens=tokens, kv_dtype=options.kv_dtype)
-    facts = {"model": options.model, "reference": model.reference, **facts}
+    facts = {"model": options.model, "reference": model.reference, **facts, "notes": list(model.notes)}
     if options.json:
         print(json.dumps(facts, indent=1))
     else:
@@ -58,19 +59,23 @@ def main(argv: list[str]) -> int:
     return exit_codes.DONE
 
 
-def open_model(name: str) -> LoopedLM:
+def open_model(name: str, read_as: ReadAs | None = None) -> LoopedLM:
     """The preset `name` without weights, or the checkpoint that `looplab.load` finds."""
     if name in PRESETS:
+        if read_as is not None and (read_as.family != "auto" or read_as.tied is not None or read_as.assume):
+            raise exit_codes.UserError(
+                f"--family, --tie and --assume say how files are read. Got the preset {name!r}. Leave them out.",
+                exit_codes.USAGE,
+            )
         return build(PRESETS[name](), device="meta")
     if name not in builtin_names() and not Path(name).is_dir():
-        near = did_you_mean(name, [*PRESETS, *builtin_names()])
+        near = hub_hint(name) or did_you_mean(name, [*PRESETS, *builtin_names()])
         raise exit_codes.UserError(
             f"MODEL must be a checkpoint folder, a built-in name or a preset. Got {name!r}.{near} "
             f"Built in: {', '.join(builtin_names())}. Presets: {', '.join(PRESETS)}.",
             exit_codes.MODEL,
         )
-    with exit_codes.user_error(exit_codes.MODEL):
-        return looplab.load(name).model
+    return open_checkpoint(name, read_as).model
 
 
 def description(spec: LoopSpec, plan: Plan, *, tokens: int, kv_dtype: str) -> dict[str, Any]:
@@ -144,8 +149,9 @@ def show(facts: dict[str, Any], console: Console) -> None:
         ("KV rule", facts["kv_rule"]),
         ("longest context", "not declared" if facts["max_positions"] is None else f"{facts['max_positions']} tokens"),
         ("vocabulary", f"{facts['vocabulary']:,}"),
+        *(("note", note) for note in facts["notes"]),
     ):
-        about.add_row(label, value)
+        about.add_row(label, Text(value))
     blocks = _table("block", "layers", "parameters", "applications", "FLOPs each")
     run = Counter(a.block for a in Plan.parse(facts["plan"]))
     for index, block in enumerate(facts["blocks"]):

@@ -17,6 +17,7 @@ from looplab.cli import exit_codes
 from looplab.interop import builtin_folder, builtin_names
 from looplab.models.base import MODELS, PRESETS, build
 from looplab.models.folder import read_config
+from looplab.models.published import PUBLISHED, Family
 from looplab.recipes import RECIPES
 
 Kind = Literal[
@@ -24,6 +25,7 @@ Kind = Literal[
     "presets",
     "recipes",
     "builtins",
+    "families",
     "objectives",
     "injections",
     "state-inits",
@@ -87,6 +89,8 @@ def entries(kind: Kind) -> list[Entry]:
         return [_sized(name, _first_line(RECIPES[name]), RECIPES[name]().model) for name in RECIPES]
     if kind == "builtins":
         return [_builtin(name) for name in builtin_names()]
+    if kind == "families":
+        return _families()
     module, registry = CHOICES[kind]
     family = getattr(importlib.import_module(module), registry)
     return [Entry(name=name, about=_first_line(family[name])) for name in family]
@@ -107,6 +111,21 @@ def show(kind: str, found: list[Entry], console: Console) -> None:
     for row in zip(*filled.values(), strict=True):
         table.add_row(*row)
     console.print(Text(kind, style="bold"), table)
+
+
+def _families() -> list[Entry]:
+    """Whose checkpoints open: published families, which `--family` can name, and model types of the library."""
+    from looplab.interop.adapters import ADAPTERS  # loads the transformers library
+
+    published = [Entry(name=n, about=_found_by(PUBLISHED[n]), reference=PUBLISHED[n].reference) for n in PUBLISHED]
+    adapted = [Entry(name=n, about=f"model_type {n}", reference=ADAPTERS[n].reference) for n in ADAPTERS]
+    return sorted(published + adapted, key=lambda entry: entry.name)
+
+
+def _found_by(family: Family) -> str:
+    if not family.model_types:
+        return "found by its tensors"
+    return " or ".join(f"model_type {kind}" for kind in family.model_types)
 
 
 def _builtin(name: str) -> Entry:

@@ -17,7 +17,6 @@ from looplab.report.study import PAGE
 from looplab.studies.base import STUDIES, Study
 from looplab.studies.run import predict, run_study, study_folder
 from looplab.training.checkpoint import CheckpointError
-from looplab.training.divergence import DivergedError
 from looplab.training.folder import FolderError
 
 EPILOGUE = """
@@ -36,6 +35,7 @@ Examples:
   looplab study dcp --scale smoke --out studies   about a minute
   looplab study dcp --scale cpu --out studies     the audit of all built-in checkpoints
   looplab study depth_schedule --scale cpu --seeds 3 --predict-only --out studies
+  looplab study par --scale cpu --workers 2       two arms at a time
 """
 
 
@@ -51,6 +51,10 @@ class Options:
     """Number of training seeds, 0 to N - 1. Default: what the scale asks for; 3 are needed to decide a recipe."""
     out: Path = Path("study-out")
     """Folder of studies."""
+    full: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Run all arms, not only those that decide the claims; in a folder of its own, OUT/STUDY/SCALE-full."""
+    workers: int = 1
+    """Arms that run at once, in processes of one thread each."""
     fresh: tyro.conf.FlagCreatePairsOff[bool] = False
     """Start the study over; training runs are kept."""
     predict_only: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -70,25 +74,37 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(study_lines()))
         return exit_codes.DONE
     study = _study(options.name)
+    if options.full and not study.further(options.scale, 1):
+        raise UserError(f"study: {study.name} has no further arms, so --full must be left out.", exit_codes.USAGE)
+    if options.workers < 1:
+        raise UserError(f"study: --workers must be at least 1. Got {options.workers}.", exit_codes.USAGE)
     seeds = _seeds(study, options)
     with (
         user_error(exit_codes.BUSY, (FolderError,)),
         user_error(exit_codes.DATA, (DataError, CheckpointError, NonFiniteError)),
-        user_error(exit_codes.MODEL, (DivergedError,)),
         user_error(exit_codes.SELF_TEST, (SelfTestError,)),
     ):
         if options.predict_only:
-            digest = predict(study, options.scale, seeds, options.out, fresh=options.fresh)
+            digest = predict(study, options.scale, seeds, options.out, full=options.full, fresh=options.fresh)
             print(f"predictions.json  SHA-256 {digest}")
             return exit_codes.DONE
         say = _silent if options.quiet else _say
         try:
-            result = run_study(study, options.scale, seeds, options.out, fresh=options.fresh, say=say)
+            result = run_study(
+                study,
+                options.scale,
+                seeds,
+                options.out,
+                full=options.full,
+                workers=options.workers,
+                fresh=options.fresh,
+                say=say,
+            )
         except KeyboardInterrupt:
             print("The same command goes on with what is missing.", file=sys.stderr)
             raise
     print(result)
-    print(f"\nReport: {study_folder(options.out, study, options.scale) / PAGE}")
+    print(f"\nReport: {study_folder(options.out, study, options.scale, full=options.full) / PAGE}")
     return exit_codes.DONE
 
 

@@ -17,7 +17,7 @@ per document, and 16 more per document for each of the (at most two) epochs in u
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -61,6 +61,20 @@ class PackedText:
         if not self.sources:
             raise ValueError("PackedText.sources must name at least one file. Got none. Add a path or 'builtin:train'.")
 
+    @property
+    def rows(self) -> int:
+        """Rows of the global batch."""
+        return self.packing.rows
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a row."""
+        return self.packing.seq_len
+
+    def load(self, *, seed: int, vocab_size: int) -> "PackedLoader":
+        """The batches of a run; arguments and errors are those of `PackedLoader`."""
+        return load_packed(self, seed=seed, vocab_size=vocab_size)
+
 
 @dataclass(frozen=True)
 class Position:
@@ -94,21 +108,26 @@ class Batch:
     """The rows of one step that one rank reads.
 
     Attributes:
-        tokens, labels: Ids, and the next ids (IGNORED = -100 where nothing is to be predicted).
+        tokens, labels: Ids, and the next ids (IGNORED = -100 where nothing is to be predicted). Of tasks the answers
+            at their positions, several per position where an answer has several symbols.
         positions: From 0 in each row; with `document_mask` from 0 in each document.
         document_ids: With `document_mask`, the number of a token's document within its row, from 0; else None.
         rows: Numbers of these rows in the global batch.
         start: First token of the *global* batch, the same on every rank.
         data_hash: Hash over the contents of all sources and the tokenizer.
+        task: Where the rows are problems, the `tasks.base.Task` they are of ..
+        difficulty: .. and the difficulty that they have in common; of text 0.
     """
 
     tokens: Int[Tensor, "batch seq"]
-    labels: Int[Tensor, "batch seq"]
+    labels: Int[Tensor, "batch seq *cells"]
     positions: Int[Tensor, "batch seq"]
     document_ids: Int[Tensor, "batch seq"] | None
     rows: Int[Tensor, " batch"]
     start: Position
     data_hash: str
+    task: Any = None
+    difficulty: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +167,7 @@ class PackedLoader:
         documents = _texts(sources)
         self._packing, self._seed = packing, seed
         self._sources = tuple(SourceHash(name=s.name, hash=s.hash) for s in sources)
-        self._tokenizer_hash = tokenizer.hash
+        self.tokenizer_hash = self._tokenizer_hash = tokenizer.hash
         self._tokens, self._begins, self._prompts = _tokenised(documents, tokenizer, tokenizer.eos)
         self._epochs: dict[int, _Epoch] = {}
         self.num_tokens = int(self._begins[-1])

@@ -11,7 +11,6 @@ An adapter's comparison with its library's own forward needs the whole model, an
 import hashlib
 import json
 import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -28,9 +27,11 @@ from looplab._config import from_dict
 from looplab.data.documents import DataError
 from looplab.data.tokenizers import FILE as TOKENIZER_FILE
 from looplab.data.tokenizers import load_tokenizer
-from looplab.interop.checkpoint import find_folder, read_settings
+from looplab.interop.assume import RECORDED, answer, readings, recorded
+from looplab.interop.checkpoint import find_folder, read_settings, tokenizer_folder
 from looplab.interop.convert import MANIFEST, dtype_name
-from looplab.interop.published import Shards, family_of, family_settings
+from looplab.interop.pretrained import PREFIX, configuration, is_pretrained
+from looplab.interop.published import TIES, Shards, family_of, family_settings
 from looplab.models.base import MODELS, LoopedLM, build
 from looplab.models.folder import FORMAT, WEIGHTS, listing, read_config
 from looplab.models.published import (
@@ -40,6 +41,7 @@ from looplab.models.published import (
     bare,
     check_computed,
     check_tie,
+    configured,
     understand,
 )
 
@@ -89,12 +91,15 @@ class _Opened:
     read: frozenset[str] = frozenset()
 
 
-def load_check(path: str | os.PathLike[str], *, family: str = "auto") -> LoadCheck:
+def load_check(
+    path: str | os.PathLike[str], *, family: str = "auto", tie: bool | None = None, assume: str | None = None
+) -> LoadCheck:
     """Looks at a folder of looplab, of a published family or of the transformers library.
 
     Args:
         path: A folder, or the name of a built-in checkpoint.
         family: Name of a published family that the folder is to be read as; "auto": what its files say.
+        tie, assume: As for `load`. Recorded logits are not compared, which needs the whole model.
     Raises:
         KeyError: Neither a folder nor a built-in name; an unknown family.
     """
@@ -109,14 +114,22 @@ def load_check(path: str | os.PathLike[str], *, family: str = "auto") -> LoadChe
     published: Family | None = None
     with _problems(found):
         published = _named(found, folder, facts, family)
+    if published is not None:
+        published = _answered(found, published, folder, assume)
     opened = _Opened()
     with _problems(found), _warnings(found):
+        if published is None and assume is not None:
+            raise ValueError(
+                f"load: assume must be None for a folder of no published family. Got {assume!r}. Leave it out."
+            )
         if found.kind == FORMAT:
+            if tie is not None:
+                raise ValueError(f"load: tie must be None for a folder that looplab wrote. Got {tie}. Leave it out.")
             _look_at_ours(found, opened, folder, shards)
         elif published is not None:
-            _look_at_published(opened, folder, published, shards)
+            _look_at_published(opened, folder, published, shards, tie)
         elif found.kind == "transformers":
-            _look_at_adapter(found, opened, folder, facts or {}, shards)
+            _look_at_adapter(found, opened, folder, facts or {}, shards, tie)
     if opened.model is not None:
         _describe(found, opened.model)
     if shards is not None:
@@ -152,6 +165,9 @@ def _warnings(found: LoadCheck) -> Iterator[None]:
 
 def _named(found: LoadCheck, folder: Path, facts: dict[str, Any] | None, wanted: str) -> Family | None:
     """Fills in kind and family; the published family where it is one."""
+    if facts is not None and is_pretrained(facts) and wanted == "auto":
+        found.kind, found.family = FORMAT, str(facts.get("architecture", UNKNOWN))
+        return None
     if facts is not None and facts.get("format") == FORMAT and wanted == "auto":
         found.kind, found.family = FORMAT, str(facts.get("model", UNKNOWN))
         return None
@@ -175,6 +191,18 @@ def _named(found: LoadCheck, folder: Path, facts: dict[str, Any] | None, wanted:
     return None
 
 
+def _answered(found: LoadCheck, family: Family, folder: Path, assume: str | None) -> Family:
+    """The family with an answer to what its files leave open; names and sizes of tensors are those of any answer."""
+    with _problems(found):
+        possible = readings(family, folder, assume)
+        if possible and recorded(folder):
+            found.notes.append(f"Whether {RECORDED} fits is found when the model is opened.")
+        elif possible:
+            found.notes.append(answer(family, folder, assume).notes[0])
+    first = {question: answers[0] for question, answers in family.open_questions.items()}
+    return family if family.answered is None else family.answered(first)
+
+
 def _resembling(folder: Path) -> str:
     """The published family whose tensors those of a folder look like."""
     try:
@@ -185,12 +213,17 @@ def _resembling(folder: Path) -> str:
 
 
 def _look_at_ours(found: LoadCheck, opened: _Opened, folder: Path, shards: Shards | None) -> None:
-    facts = read_config(folder)
-    config: Any = from_dict(MODELS[facts["model"]].config_class, facts["config"], path="config.json: config")
+    saved, prefix = read_settings(folder), ""
+    config: Any
+    if saved is not None and is_pretrained(saved):
+        config, prefix = configuration(saved), PREFIX
+    else:
+        facts = read_config(folder)
+        config = from_dict(MODELS[facts["model"]].config_class, facts["config"], path="config.json: config")
     opened.model = build(config, device="meta")
     if shards is None:
         return
-    if not (folder / WEIGHTS).is_file():
+    if not prefix and not (folder / WEIGHTS).is_file():
         raise FileNotFoundError(f"load: {folder} has no {WEIGHTS}. Found: {listing(folder)}")
     # A tie is one tensor under several names; without storage there is no address to tell it by.
     places: dict[int, list[str]] = {}
@@ -198,7 +231,7 @@ def _look_at_ours(found: LoadCheck, opened: _Opened, folder: Path, shards: Shard
     for name, tensor in own.items():
         places.setdefault(id(tensor), []).append(name)
     found.ties += [{"names": names, "by": "storage"} for names in places.values() if len(names) > 1]
-    expected = {names[0]: tuple(own[names[0]].shape) for names in places.values()}
+    expected = {prefix + names[0]: tuple(own[names[0]].shape) for names in places.values()}
     opened.read = frozenset(shards)
     missing, unexpected = sorted(expected.keys() - shards.keys()), sorted(shards.keys() - expected.keys())
     misshapen = [
@@ -210,13 +243,23 @@ def _look_at_ours(found: LoadCheck, opened: _Opened, folder: Path, shards: Shard
         raise MisfitError(missing, unexpected, misshapen)
 
 
-def _look_at_published(opened: _Opened, folder: Path, family: Family, shards: Shards | None) -> None:
+def _places(model: LoopedLM) -> list[list[str]]:
+    """The names of every tensor of a model; tied ones have several.
+
+    Without storage there is no address to tell a tie by, but it is one tensor.
+    """
+    places: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        places.setdefault(id(tensor), []).append(name)
+    return list(places.values())
+
+
+def _look_at_published(opened: _Opened, folder: Path, family: Family, shards: Shards | None, tie: bool | None) -> None:
     _, _, facts = family_settings(folder, family)
     if shards is None:
         return
-    config = family.config(facts, {bare(name): shape for name, shape in shards.shapes.items()})
-    with torch.device("meta"):
-        opened.model = family.build(config)
+    facts = facts if tie is None else facts | dict.fromkeys(TIES, tie)
+    _, _, opened.model = configured(family, facts, shards.shapes)
     opened.model.reference = family.reference
     opened.read = frozenset(shards)  # until it is known which of them are not read
     _, key_map, named = understand(family, facts, shards.shapes)
@@ -228,13 +271,26 @@ def _look_at_published(opened: _Opened, folder: Path, family: Family, shards: Sh
 
 
 def _look_at_adapter(
-    found: LoadCheck, opened: _Opened, folder: Path, facts: Mapping[str, Any], shards: Shards | None
+    found: LoadCheck,
+    opened: _Opened,
+    folder: Path,
+    facts: Mapping[str, Any],
+    shards: Shards | None,
+    tie: bool | None,
 ) -> None:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from looplab.interop.adapters import ADAPTERS, open_folder
-    from looplab.interop.adapters.folder import COMPOSITE, quiet
+    from looplab.interop.adapters.folder import (
+        COMPOSITE,
+        MISREAD,
+        check_tensors,
+        check_ties,
+        quiet,
+        read_config,
+        settings_errors,
+    )
     from looplab.interop.adapters.inkling2_loop import Inkling2Loop
 
     family = ADAPTERS[facts["model_type"]]
@@ -242,14 +298,14 @@ def _look_at_adapter(
         open_folder(folder, facts)  # refuses, in its own words
     if shards is None:
         return
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = read_config(folder, tie)
     composite = config.model_type == COMPOSITE
     auto = getattr(transformers, "AutoModelForImageTextToText" if composite else family.auto_class)
-    with torch.device("meta"):
+    with torch.device("meta"), settings_errors(config.model_type, Exception):
         inner_class = type(auto.from_config(config))
     # The library matches the names by its own rules, on tensors that are one number each.
     numbers = {name: torch.zeros(()).expand(shape) for name, shape in shards.shapes.items()}
-    with quiet():
+    with quiet(), settings_errors(config.model_type, Exception):
         inner, report = inner_class.from_pretrained(
             None,
             config=config,
@@ -258,22 +314,22 @@ def _look_at_adapter(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    adapter = family.wrap((Inkling2Loop.text_half(inner) if composite else inner).eval())
+    with settings_errors(config.model_type, *MISREAD):
+        adapter = family.wrap((Inkling2Loop.text_half(inner) if composite else inner).eval())
     opened.model = adapter
     found.notes += [*adapter.notes, SELF_TEST]
-    unread = sorted(report["unexpected_keys"])
-    unexpected = [name for name in unread if not (family.ignored and re.search(family.ignored, name))]
-    opened.read = frozenset(name for name in shards if name not in unread)
-    missing = sorted(report["missing_keys"])
-    misshapen = [
-        f"{name}: file {list(stored)}, model {list(own)}" for name, stored, own in sorted(report["mismatched_keys"])
-    ]
-    if missing or unexpected or misshapen:
-        raise MisfitError(missing, unexpected, misshapen)
+    opened.read = frozenset(shards) - frozenset(report["unexpected_keys"])
+    check_tensors(report, family.ignored)
+    check_ties(inner, tie, shards.get)
 
 
 def _describe(found: LoadCheck, model: LoopedLM) -> None:
     spec = model.spec
+    found.ties += [
+        {"names": [name.removeprefix("inner.") for name in names], "by": "storage"}
+        for names in _places(model)
+        if len(names) > 1
+    ]
     found.architecture = {
         "name": spec.name,
         "reference": model.reference,
@@ -336,8 +392,8 @@ def _recorded_ties(folder: Path) -> list[dict[str, Any]]:
 def _look_for_tokenizer(found: LoadCheck, folder: Path, facts: dict[str, Any] | None) -> None:
     if found.kind == FORMAT and (facts or {}).get("tokenizer") == "bytes":
         found.tokenizer = "bytes"
-    elif found.kind == FORMAT or (folder / TOKENIZER_FILE).is_file():
-        tokenizer = load_tokenizer(folder)
+    elif (found.kind == FORMAT and not is_pretrained(facts)) or tokenizer_folder(folder) is not None:
+        tokenizer = load_tokenizer(tokenizer_folder(folder) or folder)
         found.tokenizer = TOKENIZER_FILE
         vocabulary = found.architecture.get("vocabulary")
         if vocabulary is not None and tokenizer.vocab_size > vocabulary:

@@ -24,6 +24,7 @@ from torch import Tensor
 from looplab.models.base import LoopedLM
 from looplab.models.folder import WEIGHTS, check_size, listing, refuse_pickles
 from looplab.models.published import PUBLISHED, Family, KeyMap, assemble, bare, understand
+from looplab.records import write_atomic
 
 INDEX = "model.safetensors.index.json"
 OTHER_WEIGHTS = "weights.safetensors"
@@ -179,6 +180,20 @@ def write_published(model: LoopedLM, source: Source, folder: Path) -> None:
     (folder / source.settings[0]).write_bytes(source.settings[1])
 
 
+def write_as(model: LoopedLM, family: Family, facts: Mapping[str, Any], folder: Path) -> None:
+    """Writes a model under the names of a family, whose settings for it are `facts` (models/inverse.py).
+
+    Tables that the original keeps in its files and that are computed here are written too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    key_map = family.key_map(model.config)
+    tensors = key_map.export({name: tensor.detach().cpu() for name, tensor in model.state_dict().items()})
+    tensors |= {name: make() for name, make in key_map.computed.items()}
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    write_atomic(folder / family.config_files[0], json.dumps(facts, indent=2) + "\n")
+
+
 def _weight_files(folder: Path, index: bytes | None) -> list[str]:
     if index is not None:
         names = _parsed(folder / INDEX, index).get("weight_map", {}).values()
@@ -193,6 +208,9 @@ def _weight_files(folder: Path, index: bytes | None) -> list[str]:
     for file in (WEIGHTS, OTHER_WEIGHTS):
         if (folder / file).is_file():
             return [file]
+    if any(folder.glob("*.safetensors")):
+        names = f"{INDEX}, {WEIGHTS} or {OTHER_WEIGHTS}"
+        raise FileNotFoundError(f"load: {folder} has no {names}. Found: {listing(folder)}")
     refuse_pickles(folder)
     raise FileNotFoundError(f"load: {folder} has no *.safetensors. Found: {listing(folder)}")
 

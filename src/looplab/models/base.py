@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from looplab._registry import Registry
 from looplab._types import Bool, Float, Int
 from looplab.nn.rope import Learned, Position
+from looplab.recurrence.exit.base import no_gate
 from looplab.recurrence.kv.base import Cache
 from looplab.recurrence.spec import ClampLast, Cycle, LoopSpec, ParamCount
 
@@ -44,10 +45,14 @@ class LoopedLM(nn.Module, ABC):
     spec: LoopSpec
     config_class: type
     reference: str = ""
+    notes: tuple[str, ...] = ()
+    """What a reader of results must know about how the model is run."""
     mask_token: int | None = None
     """Id that stands for a token to be predicted, of a masked model."""
     contract_exceptions: Mapping[str, str] = {}
     """Points of the contract suite (causality, cache, padding, bfloat16) that do not hold -> why."""
+    idle_parameters: Mapping[str, str] = {}
+    """Start of a parameter's name -> why no loss gives it a gradient; a checkpoint may store what nothing reads."""
 
     @abstractmethod
     def encode(
@@ -98,7 +103,7 @@ class LoopedLM(nn.Module, ABC):
 
     def halt(self, state: Any) -> Tensor:
         """The trained stopping score (layout: `spec.halt`)."""
-        raise ValueError(f"{self.spec.name} has no trained gate; exit rules available: latent, acceleration, kl")
+        raise no_gate(self.spec)
 
 
 def build(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LoopedLM:
@@ -137,8 +142,7 @@ def prepare(
         ValueError: A token outside the vocabulary (checked on the CPU), a row without a valid token, padding on a side
             that the family does not support, too many positions, unknown extras, or a cache with a model that has none.
     """
-    # A compiled graph cannot branch on values, so there the values are trusted.
-    checked = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
+    checked = values_known(tokens)
     if checked:
         _check_vocabulary(spec, tokens)
     given = set(extras or ())
@@ -151,7 +155,7 @@ def prepare(
         cache.fits(*tokens.shape)
     past = 0 if cache is None else cache.length
     if valid is not None:
-        valid = _check_padding(spec, valid, past)
+        valid = _check_padding(spec, valid, cached=cache is not None)
     given_on_cpu = positions is not None and checked
     if positions is None:
         positions = _positions(tokens, cache, valid)
@@ -160,6 +164,12 @@ def prepare(
     if cache is not None:
         cache.stage(positions, valid)
     return positions, valid
+
+
+def values_known(tensor: Tensor) -> bool:
+    """Whether Python may look at the values without cost; a compiled graph cannot, and fake tensors have none."""
+    real = not torch.compiler.is_compiling() and torch._guards.active_fake_mode() is None
+    return tensor.device.type == "cpu" and real
 
 
 def gather_index(spec: LoopSpec, iteration: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
@@ -190,7 +200,7 @@ def count_parameters(core: Sequence[Iterable[nn.Parameter]], **groups: Iterable[
 
 
 def _check_vocabulary(spec: LoopSpec, tokens: Tensor) -> None:
-    size = spec.vocab[0]
+    size = spec.vocab[0] if spec.token_ids is None else spec.token_ids
     wrong = (tokens < 0) | (tokens >= size)
     if bool(wrong.any()):
         row, position = (int(i) for i in wrong.nonzero()[0])
@@ -200,11 +210,11 @@ def _check_vocabulary(spec: LoopSpec, tokens: Tensor) -> None:
         )
 
 
-def _check_padding(spec: LoopSpec, valid: Tensor, past: int) -> Tensor | None:
+def _check_padding(spec: LoopSpec, valid: Tensor, *, cached: bool) -> Tensor | None:
     if bool(valid.all()):
         return None
     empty = ~valid.any(dim=1)
-    if past == 0 and bool(empty.any()):
+    if not cached and bool(empty.any()):  # under a cache this may be one piece of a left-padded prompt
         raise ValueError(f"encode: row {int(empty.nonzero()[0])} has no valid token")
     before = (valid.long().cumsum(dim=1) == 0) & ~empty[:, None]
     left = bool(before.any())

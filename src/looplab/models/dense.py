@@ -7,7 +7,7 @@ Reference: the Llama layout, arXiv:2302.13971. Deviations: none.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from looplab.nn.linear import Init
 from looplab.nn.mlp import FeedForward, SwiGLU
 from looplab.nn.norm import Norm, Placement, PreNorm, RMSNorm
 from looplab.nn.rope import Learned as LearnedPositions
-from looplab.nn.rope import Rope
+from looplab.nn.rope import NoPE, Rope, check_unrotated
 from looplab.recurrence.depth import FixedDepth
 from looplab.recurrence.kv import Cache, DepthIndexed
 from looplab.recurrence.plan import Sequential
@@ -48,12 +48,19 @@ class DenseConfig:
     """Rows of the embedding, where padded beyond `vocab`."""
     max_positions: int | None = None
     """Longest trained context, in tokens."""
+    unrotated_layers: tuple[int, ...] = ()
+    """Layers whose attention leaves rotary positions out, as SmolLM3's NoPE layers do."""
     init: Init = field(default_factory=Init)
 
     def __post_init__(self) -> None:
         for name in ("dim", "vocab", "layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"DenseConfig.{name} must be at least 1. Got {getattr(self, name)}.")
+        check_unrotated("DenseConfig", self.unrotated_layers, self.attention.position, self.layers)
+
+    def attention_of(self, layer: int) -> Attention:
+        """Attention of one layer."""
+        return replace(self.attention, position=NoPE()) if layer in self.unrotated_layers else self.attention
 
 
 class DenseContext(NamedTuple):
@@ -80,8 +87,8 @@ class Dense(LoopedLM):
             c.padded_vocab or c.vocab, c.dim, scale=c.embed_scale, positions=learned, init=c.init
         )
         self.layers = nn.ModuleList(
-            Layer(c.dim, attention=c.attention, ffn=c.ffn, norm=c.norm, placement=c.placement, init=c.init)
-            for _ in range(c.layers)
+            Layer(c.dim, attention=c.attention_of(i), ffn=c.ffn, norm=c.norm, placement=c.placement, init=c.init)
+            for i in range(c.layers)
         )
         self.final_norm = c.norm.build(c.dim)
         self.lm_head = c.head.build(c.dim, vocab=c.vocab, embedding=self.embedding, init=c.init)
@@ -162,6 +169,8 @@ def _spec(model: Dense) -> LoopSpec:
         causal=c.attention.causal,
         max_positions=longest_context(c.max_positions, c.attention.position),
         vocab=(c.head.columns(c.vocab), c.padded_vocab or c.vocab),
+        token_ids=c.vocab,
+        cells=c.head.cells,
         readout=("final_norm", "head"),
         params=params,
         cost=CostSpec(

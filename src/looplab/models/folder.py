@@ -27,6 +27,8 @@ from looplab.records import dump_json, write_atomic
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 FORMAT, SCHEMA = "looplab", 1
+NAMED = ("bytes", "task")
+"""Tokenizers that need no file: bytes, and none at all, where the tokens are those of a task."""
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -44,7 +46,7 @@ def save_folder(
     Args:
         folder: Made if missing; files of these names are replaced.
         model: Of a registered class, with its configuration in `model.config`.
-        tokenizer: "bytes", or the `tokenizer.json` to copy.
+        tokenizer: "bytes", "task" (a model of a task's own tokens), or the `tokenizer.json` to copy.
         token_ids: Special ids by name ("bos", "eos", "pad") of a tokenizer that is copied.
         trained: How the weights came about; kept as it is under "trained".
         dtype: Type of the stored floating-point tensors; None: as they are.
@@ -59,13 +61,13 @@ def save_folder(
         "version": looplab.__version__,
         "model": model_name(model.config),
         "config": to_dict(model.config),
-        "tokenizer": "bytes",
+        "tokenizer": str(tokenizer) if tokenizer in NAMED else TOKENIZER,
         "trained": dict(trained or {}),
     }
-    if tokenizer != "bytes":
+    if tokenizer not in NAMED:
         if Path(tokenizer) != folder / TOKENIZER:
             shutil.copyfile(tokenizer, folder / TOKENIZER)
-        facts |= {"tokenizer": TOKENIZER, **{f"{name}_token_id": i for name, i in (token_ids or {}).items()}}
+        facts |= {f"{name}_token_id": i for name, i in (token_ids or {}).items()}
     write_atomic(folder / CONFIG, dump_json(facts))
 
 
@@ -149,6 +151,18 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             own[name].copy_(tensor)
 
 
+def load_partly(model: nn.Module, folder: str | os.PathLike[str], *, missing: tuple[str, ...]) -> None:
+    """Copies the weights of a folder into a model that may have more: tensors whose names begin with one of `missing`.
+
+    Raises:
+        FileNotFoundError, ValueError: As for `load_folder`; other tensors are missing.
+    """
+    read_config(folder)
+    tensors = read_tensors(_weights(Path(folder)))
+    new = {name: t for name, t in unique_tensors(model).items() if name not in tensors and name.startswith(missing)}
+    load_tensors(model, {**new, **tensors})
+
+
 def check_finite(name: str, tensor: Tensor) -> None:
     """Refuses a tensor that holds NaN or an infinity."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
@@ -216,7 +230,8 @@ def _weights(folder: Path) -> Path:
     if path.is_file():
         return path
     refuse_pickles(folder)
-    raise FileNotFoundError(f"load: {folder} has no {WEIGHTS}. Found: {listing(folder)}")
+    wanted = WEIGHTS if any(folder.glob("*.safetensors")) else "*.safetensors"
+    raise FileNotFoundError(f"load: {folder} has no {wanted}. Found: {listing(folder)}")
 
 
 def _stored(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from looplab.models.base import MODELS, PRESETS, build
+from looplab.models.base import MODELS, PRESETS
 from looplab.models.published import PUBLISHED, Family, KeyMap, Rule
 from looplab.models.puzzle import (
     PuzzleConfig,
@@ -101,7 +101,7 @@ PUBLISHED.register("hrm")(
         reference="Wang et al., arXiv:2506.21734; sapientinc/HRM",
         config=_config,
         key_map=_key_map,
-        build=build,
+        build=HRM,
         recognises=lambda names: "H_init" in names and any(name.startswith("H_level.") for name in names),
         config_files=("config.json", "all_config.yaml"),
         notes=(

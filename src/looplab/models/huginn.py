@@ -10,7 +10,11 @@ A point of the configurable family (models/looped.py). A file says its sizes in 
 Reference: arXiv:2502.05171, code seal-rg/recurrent-pretraining, checkpoint tomg-group-umd/huginn-0125.
 Deviations: padding is masked, where the original attends to it; test-time noise is off; rotary angles are float32
     whatever type the file's table has. States are those before norm_f: the original's step function returns them so,
-    its output field `latent_states` holds them after it. Its `n_layers` counts stored layers.
+    its output field `latent_states` holds them after it. Its `n_layers` counts stored layers. Depth is an int or one
+    number per row; there a 0-d tensor fails. Its `compress-s<N>` counts cache slots over layers and iterations
+    together, so layers share slots unless N is a multiple of the core's layers; `Modulo` counts iterations. It scales
+    given embeddings like looked-up ones; here tokens are the only input. Key-value heads other than all or one never
+    ran there; here any number that divides the heads does, and with `qk_bias` all heads have their own.
 """
 
 import math
@@ -21,6 +25,7 @@ import torch
 from torch import Tensor
 
 from looplab.models.base import PRESETS
+from looplab.models.inverse import canonical, rope_facts, steps_of
 from looplab.models.looped import Envelope, Looped, LoopedConfig
 from looplab.models.published import PUBLISHED, Family, KeyMap, Rename, Rule, Split
 from looplab.nn.attention import Attention
@@ -140,6 +145,48 @@ def whole(facts: Mapping[str, Any], *names: str) -> int:
     raise ValueError(f"load: config.json must have {names[0]}. Got none. Copy the file again.")
 
 
+def inverse(c: LoopedConfig) -> dict[str, Any]:
+    """config.json of a model in this shape; what it cannot say is found by `models/inverse.py`."""
+    rope = rope_facts(c)
+    return {**common_facts(c), "rope_base": rope.get("rope_theta", 50_000.0)}
+
+
+def common_facts(c: LoopedConfig) -> dict[str, Any]:
+    """Settings that mean the same in every descendant of Huginn's code, and `ONLY`."""
+    steps = steps_of(c)
+    laws: dict[Depth, str] = {
+        PoissonLognormal(rate=float(steps), max_steps=max(512, 16 * steps)): "poisson-lognormal-filling",
+        FixedDepth(num_steps=steps): "fixed",
+    }
+    start = canonical(c).state_init
+    facts = {
+        **ONLY,
+        "model_type": "huginn_raven",
+        "n_embd": c.dim,
+        "n_heads": c.attention.heads,
+        "num_key_value_heads": c.attention.kv_heads,
+        "intermediate_size": c.ffn.linears(c.dim)["down"][0],
+        "n_layers_in_prelude": c.envelope.prelude,
+        "n_layers_in_recurrent_block": sum(c.blocks),
+        "n_layers_in_coda": c.envelope.coda,
+        "n_layers": c.stored_layers,
+        "vocab_size": c.vocab,
+        "padded_vocab_size": c.padded_vocab or c.vocab,
+        "norm_eps": getattr(c.norm, "eps", 1e-6),
+        "qk_bias": c.attention.qk_bias,
+        "tie_embeddings": c.head.tied,
+        "tie_word_embeddings": c.head.tied,
+        "mean_recurrence": steps,
+        "sampling_scheme": laws.get(c.trained_depth, "unknown"),
+        "init_values": {
+            "std": start.std if isinstance(start, Normal) else c.init.std,
+            "out_proj": c.init.std if c.init.out_std is None else c.init.out_std,
+            "embed_scale": c.embed_scale,
+        },
+    }
+    return facts if c.max_positions is None else facts | {"block_size": c.max_positions}
+
+
 def key_map(c: LoopedConfig) -> KeyMap:
     """Names of Huginn's code and its descendants. Norms are numbered in the order in which a layer runs them."""
     rules: list[Rule] = [
@@ -185,8 +232,8 @@ def computed_tables(c: LoopedConfig) -> dict[str, Callable[[], Tensor]]:
         return {}
 
     def table() -> Tensor:
-        rotary = rope.tables(torch.arange(positions)[None], c.attention.head_dim, torch.float32)
-        return torch.stack([rotary.cos, rotary.sin], dim=-1)[:, :, None]
+        waves = rope.waves(torch.arange(positions)[None], c.attention.head_dim, torch.float32)
+        return torch.stack(waves, dim=-1)[:, :, None]
 
     return {"freqs_cis": table}
 
@@ -199,6 +246,7 @@ PUBLISHED.register("huginn")(
         config=config,
         key_map=key_map,
         build=Looped,
+        inverse=inverse,
         recognises=lambda names: (
             "transformer.adapter.weight" in names and any(name.endswith(".norm_3.weight") for name in names)
         ),

@@ -41,7 +41,7 @@ from looplab.nn.linear import Init, linear
 from looplab.nn.mlp import FeedForward, SwiGLU
 from looplab.nn.norm import Norm, Placement, PreNorm, RMSNorm
 from looplab.nn.rope import Learned as LearnedPositions
-from looplab.nn.rope import Rope
+from looplab.nn.rope import NoPE, Rope, check_unrotated
 from looplab.recurrence.boundary import Boundary, NoBoundary, SharedFinalNorm
 from looplab.recurrence.depth import Depth, DepthSampler, FixedDepth, Grid, PrefixDepth, UniformDepth, Unknown
 from looplab.recurrence.halting import Halt, NoHalt
@@ -111,6 +111,8 @@ class LoopedConfig:
     `attention.value_embedding` is set."""
     value_gates: tuple[int, ...] | None = None
     """Stored layers that have the gate of value embeddings; None: all. A layer adds them if it has gate and table."""
+    unrotated_layers: tuple[int, ...] = ()
+    """Stored layers whose attention leaves rotary positions out, as SmolLM3's NoPE layers do."""
     injection: Injection = field(default_factory=NoInjection)
     state_init: StateInit = field(default_factory=FromEmbeds)
     boundary: Boundary = field(default_factory=NoBoundary)
@@ -151,6 +153,7 @@ class LoopedConfig:
         _refuse_blind_core(self)
         _refuse_widths(self)
         _refuse_core_parts(self)
+        check_unrotated("LoopedConfig", self.unrotated_layers, self.attention.position, self.stored_layers)
         _refuse_short_index(self)
 
     @property
@@ -183,6 +186,8 @@ class LoopedConfig:
             attention, ffn = self.core_attention or attention, self.core_ffn or ffn
         if self.value_gates is not None and layer not in self.value_gates:
             attention = replace(attention, value_embedding=False)
+        if layer in self.unrotated_layers:
+            attention = replace(attention, position=NoPE())
         return attention, ffn
 
 
@@ -656,6 +661,8 @@ def _spec(model: Looped) -> LoopSpec:
         max_positions=longest_context(c.max_positions, c.attention.position),
         grid=(lambda k: _grid_ids(c, k)) if isinstance(c.signal, AdaLN) else None,
         vocab=(c.head.columns(c.vocab), c.padded_vocab or c.vocab),
+        token_ids=c.vocab,
+        cells=c.head.cells,
         readout=tuple(readout),
         halt=c.halt.spec,
         params=params,

@@ -68,6 +68,21 @@ def config_of(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
     )
 
 
+def inverse(c: LoopedConfig) -> dict[str, Any]:
+    """config.json of a model in this shape; what it cannot say is found by `models/inverse.py`."""
+    positions = c.attention.position
+    return {
+        "model_type": "loopformer",
+        "n_embd": c.dim,
+        "vocab_size": c.vocab,
+        "n_layer": sum(c.blocks),
+        "n_head": c.attention.heads,
+        "intermediate_dim": c.ffn.linears(c.dim)["down"][0],
+        "block_size": positions.max if isinstance(positions, Learned) else 1,
+        "bias": False,
+    }
+
+
 def _config(
     *, dim: int, vocab: int, layers: int, heads: int, hidden: int, positions: int, init: Init | None = None
 ) -> LoopedConfig:
@@ -124,6 +139,7 @@ PUBLISHED.register("loopformer")(
         config=config_of,
         key_map=key_map_of,
         build=Looped,
+        inverse=inverse,
         recognises=lambda names: {"dt_embedder.mlp.0.weight", "time_embedder.mlp.0.weight"} <= names,
         notes=NOTES,
     )

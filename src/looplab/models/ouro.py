@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from looplab.models.base import PRESETS
+from looplab.models.inverse import rope_facts, steps_of
 from looplab.models.looped import Looped, LoopedConfig, NoEnvelope
 from looplab.models.published import PUBLISHED, Family, KeyMap, Rename, Rule
 from looplab.nn.attention import Attention
@@ -97,6 +98,32 @@ def config_of(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
     )
 
 
+def inverse(c: LoopedConfig) -> dict[str, Any]:
+    """config.json of a model in this shape; what it cannot say is found by `models/inverse.py`."""
+    layers, window = sum(c.blocks), c.attention.window
+    facts = {
+        "model_type": "ouro",
+        "architectures": ["OuroForCausalLM"],
+        "hidden_size": c.dim,
+        "vocab_size": c.vocab,
+        "num_hidden_layers": layers,
+        "num_attention_heads": c.attention.heads,
+        "num_key_value_heads": c.attention.kv_heads,
+        "head_dim": c.attention.head_dim,
+        "intermediate_size": c.ffn.linears(c.dim)["down"][0],
+        "hidden_act": "silu",
+        "rms_norm_eps": getattr(c.norm, "eps", 1e-6),
+        "total_ut_steps": steps_of(c),
+        "tie_word_embeddings": c.head.tied,
+        "initializer_range": c.init.std,
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "layer_types": [f"{'full' if window is None else 'sliding'}_attention"] * layers,
+        **rope_facts(c),
+    }
+    return facts if c.max_positions is None else facts | {"max_position_embeddings": c.max_positions}
+
+
 def _rotary(facts: Mapping[str, Any]) -> Rope:
     newer = facts.get("rope_parameters") or {}
     scaling = facts.get("rope_scaling") or newer
@@ -162,6 +189,7 @@ PUBLISHED.register("ouro")(
         config=config_of,
         key_map=key_map_of,
         build=Looped,
+        inverse=inverse,
         recognises=lambda names: {"early_exit_gate.weight", "norm.weight"} <= names,
         notes=NOTES,
     )

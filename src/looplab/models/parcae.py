@@ -35,6 +35,7 @@ import numpy as np
 
 from looplab.models.base import PRESETS
 from looplab.models.huginn import computed_tables, whole
+from looplab.models.inverse import rope_facts, steps_of
 from looplab.models.looped import Envelope, Looped, LoopedConfig
 from looplab.models.published import PUBLISHED, Family, KeyMap, Rename, Rule, Split
 from looplab.nn.attention import RMS, Attention
@@ -96,6 +97,10 @@ SCALES: dict[str, Callable[[int], tuple[float, float, float]]] = {
 original's other strategies cannot start a Parcae model, or are for residual branches of other models."""
 
 
+STARTS = ("like-init", "normal", "embed", "zero", "unit")
+"""Values of `state_init`."""
+
+
 def _small(dim: int) -> float:
     return math.sqrt(2 / (5 * dim))
 
@@ -111,6 +116,61 @@ def config(facts: Facts, shapes: Shapes) -> LoopedConfig:
     found = {name for name in shapes if name.endswith(".attn.ve_gate.weight")}
     gates = {layer for layer, (theirs, _) in enumerate(_layers(facts)) if f"{theirs}.attn.ve_gate.weight" in found}
     return _config(facts, tables, gates)
+
+
+def inverse(c: LoopedConfig) -> dict[str, Any]:
+    """config.json of a model in this shape; what it cannot say is found by `models/inverse.py`.
+
+    Where value embeddings stand is said by the tensors. The window of training is not known here: it is written as the
+    whole depth, which makes the law of "poisson-full" the one of the mean.
+    """
+    core, core_ffn, steps = c.core_attention or c.attention, c.core_ffn or c.ffn, steps_of(c)
+    rope = rope_facts(c)
+    kinds = (key for key, make in FEED_FORWARDS.items() if make(getattr(c.ffn, "hidden", 1)) == c.ffn)
+    mlp, nonlin = next(kinds, ("BaseMLP", "GELU"))
+    facts = {
+        "n_embd": c.dim,
+        "num_attention_heads": c.attention.heads,
+        "num_key_value_heads": c.attention.kv_heads,
+        "intermediate_size": c.ffn.linears(c.dim)["down"][0],
+        "recurrent_embedding_dimension": c.width,
+        "recurrent_num_attention_heads": core.heads,
+        "recurrent_intermediation_embedding_dimension": core_ffn.linears(c.width)["down"][0],
+        "vocab_size": c.vocab,
+        "padded_vocab_size": c.padded_vocab or c.vocab,
+        "n_layers_in_prelude": c.envelope.prelude,
+        "n_layers_in_recurrent_block": sum(c.blocks),
+        "n_layers_in_coda": c.envelope.coda,
+        "mean_recurrence": steps,
+        "mean_backprop_depth": steps,
+        "sampling_scheme": "fixed" if isinstance(c.trained_depth, FixedDepth) else "poisson-full",
+        "recurrent_iteration_method": "per-sequence",
+        "injection_type": next((n for n, kind in INJECTIONS.items() if type(kind) is type(c.injection)), "diagonal"),
+        "norm_class_name": "RMSNorm",
+        "norm_eps": getattr(c.norm, "eps", 1e-5),
+        "prelude_norm": c.prelude_norm is not None,
+        "mlp_class_name": mlp,
+        "nonlin_name": nonlin,
+        "qk_norm": c.attention.qk_norm is not None,
+        "qk_bias": c.attention.qk_bias,
+        "logit_softcap": c.head.softcap,
+        "tie_embeddings": c.head.tied,
+        "rope_settings": {"use_rope": bool(rope), "rope_base": rope.get("rope_theta", 50_000.0)},
+        **_start_facts(c),
+    }
+    return facts if c.max_positions is None else facts | {"block_size": c.max_positions}
+
+
+def _start_facts(c: LoopedConfig) -> dict[str, str]:
+    """`init_strategy` and `state_init` whose factors and start are those of the configuration; the first that fits."""
+    for strategy, scales in SCALES.items():
+        _, embed_scale, logit_scale = scales(c.dim)
+        if (embed_scale, logit_scale) == (c.embed_scale, c.head.logit_scale):
+            for start in STARTS:
+                found = {"init_strategy": strategy, "state_init": start}
+                if _start(found, c.dim) == c.state_init:
+                    return found
+    return {}
 
 
 def key_map(c: LoopedConfig) -> KeyMap:
@@ -330,6 +390,7 @@ PUBLISHED.register("parcae")(
         config=config,
         key_map=key_map,
         build=Looped,
+        inverse=inverse,
         recognises=lambda names: {"transformer.wte.weight", "transformer.C.weight", "transformer.ln_f.weight"} <= names,
         notes=(
             "The original ignores its attention mask; here padded rows equal rows alone.",

@@ -118,6 +118,31 @@ class Split(Rule):
 
 
 @dataclass(frozen=True)
+class Join(Rule):
+    """Several tensors that we keep as one, along an axis: `parts` are foreign names with their sizes, in order."""
+
+    parts: tuple[tuple[str, int], ...]
+    target: str
+    dim: int = 0
+
+    @property
+    def theirs(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.parts)
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        return (self.target,)
+
+    def read(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (torch.cat(list(tensors), dim=self.dim),)
+
+    def write(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        (tensor,) = tensors
+        sizes = [size for _, size in self.parts]
+        return tuple(part.contiguous() for part in tensor.split(sizes, dim=self.dim))
+
+
+@dataclass(frozen=True)
 class KeyMap:
     """All rules of one configuration. `ignorable`: patterns of foreign names that are not read, whole-name matches."""
 
@@ -177,6 +202,14 @@ class Family:
     """Where the settings may be, in this order; .yaml is plain YAML."""
     notes: tuple[str, ...] = ()
     """What the original does differently on purpose, for reports."""
+    open_questions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What its files leave open: question -> possible answers, that of the published code first. A family with open
+    questions opens no file."""
+    answered: Callable[[Mapping[str, str]], "Family"] | None = None
+    """The family with one answer to every open question."""
+    inverse: Callable[[Any], dict[str, Any]] | None = None
+    """Our configuration -> config.json, as far as the format has words for it; `models/inverse.py` finds what is lost.
+    None: models that were made here are not written in this format."""
 
 
 PUBLISHED: Registry[Family] = Registry("family", package="looplab.models")
@@ -233,8 +266,34 @@ def assemble(
     if left:
         raise RuntimeError(f"{family.name}: the key map gives {', '.join(left)} no value")
     check_computed(key_map, tensors)
-    model.reference = family.reference
-    return model.eval()
+    model.reference, model.notes = family.reference, family.notes
+    return model.to(device=device).eval()  # buffers that the settings alone fill are on the CPU until here
+
+
+def configured(
+    family: Family, facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[Any, KeyMap, LoopedLM]:
+    """Configuration, key map, and the model without storage, whatever tensors there are.
+
+    Raises:
+        ValueError: A setting that is missing, or that no model of the family can have.
+    """
+    settings = " or ".join(family.config_files)
+    try:
+        config = family.config(facts, {bare(name): shape for name, shape in shapes.items()})
+        key_map = family.key_map(config)
+        with torch.device("meta"):
+            return config, key_map, family.build(config)
+    except ValueError as error:
+        told = str(error)
+        raise ValueError(told if told.startswith("load: ") else f"load: {told}") from error
+    except KeyError as error:
+        raise ValueError(f"load: {settings} must have {error.args[0]}. Got none. Copy it again.") from error
+    except (TypeError, AttributeError, ArithmeticError, IndexError, RuntimeError) as error:
+        raise ValueError(
+            f"load: {settings} must hold values that {family.name} can have. Got one that it cannot ({error}). "
+            "Copy it again."
+        ) from error
 
 
 def understand(
@@ -243,10 +302,13 @@ def understand(
     """Configuration and key map of a file, and stripped name -> name in the file of everything that is read.
 
     Raises:
+        ValueError: The family has open questions.
         MisfitError: Missing, unexpected or misshapen tensors, each listed by its name in the file.
     """
-    config = family.config(facts, {bare(name): shape for name, shape in shapes.items()})
-    key_map = family.key_map(config)
+    if family.open_questions:
+        asked = ", ".join(f"{name} ({' or '.join(answers)})" for name, answers in family.open_questions.items())
+        raise ValueError(f"load: {family.name} must be read with answers to {asked}. Got none. Use Family.answered.")
+    config, key_map, model = configured(family, facts, shapes)
     named: dict[str, str] = {}
     twice = []
     for name in shapes:
@@ -259,7 +321,7 @@ def understand(
         if alias in named:
             named.setdefault(original, named[alias])  # a tie may be stored under either name
     with torch.device("meta"):
-        expected = key_map.export(family.build(config).state_dict())
+        expected = key_map.export(model.state_dict())
     missing = sorted(expected.keys() - named.keys())
     unexpected = sorted([*twice, *(named[n] for n in named.keys() - expected.keys() - key_map.aliases.keys())])
     misshapen = [

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from looplab._types import Bool, Float, Int
-from looplab.models.base import LoopedLM, count_parameters, prepare
+from looplab.models.base import LoopedLM, count_parameters, prepare, values_known
 from looplab.models.looped import Levels
 from looplab.models.published import KeyMap, Rename, Rule, Split
 from looplab.nn.attention import Attention, Scope
@@ -267,7 +267,7 @@ class PuzzleTable(nn.Module):
         Raises:
             ValueError: An id outside the table (checked on the CPU).
         """
-        if puzzle_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        if values_known(puzzle_ids):
             self._check(puzzle_ids)
         vectors = F.embedding(puzzle_ids, self.table)
         padded = F.pad(vectors, (0, self.config.slots * self.dim - self.config.width))

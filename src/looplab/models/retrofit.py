@@ -13,14 +13,15 @@ code (models/huginn.py), whose model_type "huginn_raven" these files keep; layer
 Reference: arXiv:2511.07384, code mcleish7/retrofitting-recurrence.
 Deviations: padding is masked, where the original attends to it. Starts have the file's `init_values.std`; training had
     0.0087039 = sqrt(2 / (5 * 5280)) whatever the width. The original's `predict_from_latents`, which norms twice, has
-    no counterpart.
+    no counterpart. A file may say `tie_word_embeddings` twice: the last one counts, unless there is `tie_embeddings`.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from looplab.models.base import PRESETS
-from looplab.models.huginn import Shapes, head_dim, key_map, sizes, start_std, whole
+from looplab.models.huginn import Shapes, common_facts, head_dim, key_map, sizes, start_std, whole
+from looplab.models.inverse import rope_facts
 from looplab.models.looped import Looped, LoopedConfig
 from looplab.models.published import PUBLISHED, Family
 from looplab.nn.attention import RMS, Attention
@@ -68,6 +69,13 @@ def config(facts: Mapping[str, Any], shapes: Shapes) -> LoopedConfig:
     )
 
 
+def inverse(c: LoopedConfig) -> dict[str, Any]:
+    """config.json of a model in this shape; what it cannot say is found by `models/inverse.py`."""
+    skips = isinstance(c.injection, Concat) and c.injection.when == SkipFirst()
+    mode = "skip-adapter" if skips else "embed-init" if isinstance(c.state_init, FromEmbeds) else "random"
+    return {**common_facts(c), **rope_facts(c), "initial_state_mode": mode}
+
+
 def rope(facts: Mapping[str, Any]) -> Rope:
     """Rotary positions as the dense source has them; the field `rope_base` is not read."""
     given = facts.get("rope_scaling") or facts.get("rope_parameters") or {}
@@ -99,6 +107,7 @@ PUBLISHED.register("retrofit")(
         config=config,
         key_map=key_map,
         build=Looped,
+        inverse=inverse,
         recognises=lambda names: (
             "transformer.adapter.weight" in names
             and any(name.endswith(".norm_1.weight") for name in names)

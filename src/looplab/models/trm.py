@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from looplab._types import Float
-from looplab.models.base import MODELS, PRESETS, build
+from looplab.models.base import MODELS, PRESETS
 from looplab.models.published import PUBLISHED, Family, KeyMap, Rule
 from looplab.models.puzzle import (
     HaltRule,
@@ -181,7 +181,7 @@ PUBLISHED.register("trm")(
         reference="Jolicoeur-Martineau, arXiv:2510.04871; SamsungSAILMontreal/TinyRecursiveModels",
         config=_config,
         key_map=_key_map,
-        build=build,
+        build=TRM,
         recognises=lambda names: "H_init" in names and not any(name.startswith("H_level.") for name in names),
         config_files=("config.json", "all_config.yaml"),
         notes=(

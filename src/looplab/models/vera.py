@@ -473,7 +473,7 @@ def _joined(heads: Tensor) -> Tensor:
 def _places(c: VeraConfig, positions: Tensor, operator: Tensor, dtype: torch.dtype) -> Places:
     wide = torch.promote_types(dtype, torch.float32)
     tables = [
-        [Rope(base=base).tables(positions, c.dim // c.heads, wide) for base in bases]
+        [Rope(base=base).waves(positions, c.dim // c.heads, wide) for base in bases]
         for bases in (c.language_bases, c.operator_bases)
     ]
     chosen = operator[..., None, None].bool()

@@ -24,6 +24,8 @@ from looplab.nn.linear import Deltas, Init, linear, project
 from looplab.nn.norm import RMSNormModule
 from looplab.nn.rope import ALiBi, ALiBiModule, Position, RelativeBias, RelativeBiasModule, Rope, Rotary
 
+BAND = 16
+"""A window is narrow where at least so many of them fit into the row."""
 VALUE_GATE_WIDTH = 32
 """Channels of the input that the gate of value embeddings reads."""
 
@@ -55,7 +57,9 @@ class Scope(NamedTuple):
     positions: Int[Tensor, "batch seq"]
     rotary: Rotary | None
     mask: Bool[Tensor, "batch 1 seq seq"] | None
-    """None: plain causal (or plain full) attention, or a cache that brings its own mask."""
+    """None: plain causal (or plain full) attention, a cache that brings its own mask, or a narrow band."""
+    band: bool = False
+    """Whether every row is whole and in order, and the window so narrow that queries fetch their few keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +196,12 @@ class Attention:
         rotary = None
         if isinstance(self.position, Rope):
             rotary = self.position.tables(positions, self.head_dim, torch.promote_types(dtype, torch.float32))
-        mask = None if cached else self._mask(positions, valid, document_ids)
-        return Scope(positions, rotary, mask)
+        plain = not cached and valid is None and document_ids is None and self.softcap is None
+        narrow = plain and self.causal and self.window is not None and positions.shape[1] >= BAND * self.window
+        # A compiled graph cannot branch on values; fake tensors have none and stand for whole rows.
+        band = narrow and not torch.compiler.is_compiling() and _in_order(positions)
+        mask = None if cached or band else self._mask(positions, valid, document_ids)
+        return Scope(positions, rotary, mask, band)
 
     def _mask(self, positions: Tensor, valid: Tensor | None, document_ids: Tensor | None) -> Tensor | None:
         """Who sees whom without a cache, B 1 T T; None where plain attention says the same."""
@@ -260,10 +268,15 @@ class AttentionModule(nn.Module):
             ValueError: `value_embeds` for a layer without the gate.
         """
         deltas = deltas or {}
-        q, k, v = (self._heads(name, x, deltas) for name in ("q", "k", "v"))
+        q = self._heads(project(self.q, x, deltas.get("q")))
+        k = self._heads(project(self.k, x, deltas.get("k")))
+        v = self._heads(project(self.v, x, deltas.get("v")))
         q, k = self._prepare(q, k, scope.rotary)
         if value_embeds is not None:
             v = v + self._value(x, value_embeds)
+        if scope.band:
+            y = self._attend_band(q, k, v)
+            return self._finish(y, x, deltas)
         mask, keys_at = scope.mask, scope.positions
         if view is not None:
             k, v, mask = view.append(k, v)
@@ -273,14 +286,17 @@ class AttentionModule(nn.Module):
                 near = _near(scope.positions, keys_at, self.config.window)
                 mask = near if mask is None else mask & near
         bias = None if self.bias is None else self.bias(_distance(scope.positions, keys_at)).to(q.dtype)
-        y = self._attend(q, k, v, mask, bias, plain=view is None).transpose(1, 2).flatten(2)
+        return self._finish(self._attend(q, k, v, mask, bias, plain=view is None), x, deltas)
+
+    def _finish(self, y: Tensor, x: Tensor, deltas: Deltas) -> Tensor:
+        """Heads joined, gated and mapped back to the stream."""
+        y = y.transpose(1, 2).flatten(2)
         if self.config.output_gate:
             y = torch.sigmoid(project(self.g, x, deltas.get("g"))) * y
         return project(self.o, y, deltas.get("o"))
 
-    def _heads(self, name: str, x: Tensor, deltas: Deltas) -> Tensor:
-        y = project(getattr(self, name), x, deltas.get(name))
-        return y.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)  # B H T d
+    def _heads(self, y: Tensor) -> Tensor:
+        return y.view(*y.shape[:2], -1, self.config.head_dim).transpose(1, 2)  # B H T d
 
     def _prepare(self, q: Tensor, k: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
         """Biases, rotary and QK-norm, in the configured order."""
@@ -288,12 +304,19 @@ class AttentionModule(nn.Module):
             q, k = q + self.qk_bias[0, :, None], k + self.qk_bias[1, :, None]
         norm, rope = self.config.qk_norm, self.config.position
         if rotary is not None and isinstance(rope, Rope) and rope.order == "before_norm":
-            q, k = rope.rotate(q, rotary), rope.rotate(k, rotary)
+            q, k = self._rotated(rope, q, k, rotary)
         if norm is not None:
             q, k = norm.apply(self.q_norm, q), norm.apply(self.k_norm, k)
         if rotary is not None and isinstance(rope, Rope) and rope.order == "after_norm":
-            q, k = rope.rotate(q, rotary), rope.rotate(k, rotary)
+            q, k = self._rotated(rope, q, k, rotary)
         return q, k
+
+    def _rotated(self, rope: Rope, q: Tensor, k: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Both turned in one go: half the launches, which is what decoding one token waits for."""
+        if self.config.softcap is not None:  # whose matrix products would copy the two parts of one tensor
+            return rope.rotate(q, rotary), rope.rotate(k, rotary)
+        turned = rope.rotate(torch.cat([q, k], dim=1), rotary)
+        return turned[:, : q.shape[1]], turned[:, q.shape[1] :]
 
     def _value(self, x: Tensor, value_embeds: Tensor) -> Tensor:
         """What value embeddings add to v."""
@@ -317,6 +340,23 @@ class AttentionModule(nn.Module):
         is_causal = plain and score is None and self.config.causal
         return F.scaled_dot_product_attention(q, k, v, attn_mask=score, is_causal=is_causal, enable_gqa=grouped)
 
+    def _attend_band(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention over the last `window` positions: work and memory grow with seq * window, not seq^2."""
+        assert self.config.window is not None
+        groups = self.config.heads // self.config.kv_heads
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        distances = torch.arange(self.config.window, device=q.device)
+        # Row i of `near` is what stood i positions back; before the start of the row there is nothing.
+        near = [F.pad(k, (0, 0, i, 0))[:, :, : k.shape[2]] for i in range(self.config.window)]
+        score = torch.stack([(q * past).sum(-1) for past in near], dim=-1) * self.config.head_dim**-0.5
+        if self.bias is not None:
+            score = score + self.bias(distances[None, None]).to(q.dtype)
+        seen = torch.arange(q.shape[2], device=q.device)[:, None] >= distances
+        weights = score.masked_fill(~seen, -torch.inf).softmax(-1)
+        shifted = [F.pad(v, (0, 0, i, 0))[:, :, : v.shape[2]] for i in range(self.config.window)]
+        return sum((weights[..., i : i + 1] * past for i, past in enumerate(shifted)), torch.zeros_like(q))
+
     def _attend_capped(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, cap: float
     ) -> Tensor:
@@ -338,6 +378,11 @@ class AttentionModule(nn.Module):
 def _distance(queries: Tensor, keys: Tensor) -> Tensor:
     """Positions of queries minus positions of keys, B T S."""
     return queries[:, :, None] - keys[:, None, :]
+
+
+def _in_order(positions: Tensor) -> bool:
+    """Whether every row counts its positions one by one."""
+    return torch._guards.active_fake_mode() is not None or bool((positions.diff(dim=1) == 1).all())
 
 
 def _near(queries: Tensor, keys: Tensor, window: int) -> Tensor:

@@ -36,7 +36,7 @@ class TokenEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, dim))
         self.position_weight = None if positions is None else nn.Parameter(torch.empty(positions.max, dim))
         for table in self.parameters():
-            init.matrix_(table)
+            init.embedding_(table)
 
     def forward(
         self, tokens: Int[Tensor, "batch seq"], positions: Int[Tensor, "batch seq"]
@@ -56,6 +56,8 @@ class Head:
     """Whether the embedding's table is the head's matrix."""
     outputs: int | None = None
     """Columns, where the answers are not the vocabulary."""
+    cells: int = 1
+    """Answers per position: the columns are cells times as many symbols, and each cell is a law of its own."""
     softcap: float | None = None
     """Bound of the logits."""
     logit_scale: float = 1.0
@@ -69,6 +71,10 @@ class Head:
             )
         if self.outputs is not None and self.outputs < 1:
             raise ValueError(f"Head.outputs must be at least 1. Got {self.outputs}. Use None for the vocabulary.")
+        if self.cells < 1 or (self.outputs or 0) % self.cells or (self.cells > 1 and self.outputs is None):
+            raise ValueError(
+                f"Head.cells must divide outputs ({self.outputs}). Got {self.cells}. Set outputs to cells * symbols."
+            )
         if self.softcap is not None and self.softcap <= 0:
             raise ValueError(f"Head.softcap must be positive. Got {self.softcap}. Use None for no bound.")
 

@@ -17,11 +17,14 @@ class Init:
     """Standard deviation of every matrix without another one."""
     out_std: float | None = None
     """Standard deviation of the matrices that write into the stream (`o`, `down`); None: `std`."""
+    embed_std: float | None = None
+    """Standard deviation of the tables of tokens and positions; None: `std`."""
     cut: float | None = None
     """Truncation, in standard deviations; None: no truncation."""
 
     def __post_init__(self):
-        for name, value in (("std", self.std), ("out_std", self.out_std), ("cut", self.cut)):
+        for name in ("std", "out_std", "embed_std", "cut"):
+            value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"Init.{name} must be at least 0. Got {value}. Give a standard deviation or None.")
 
@@ -29,11 +32,17 @@ class Init:
         """Fills `weight` in place."""
         self._fill(weight, self.std)
 
+    def embedding_(self, table: Tensor) -> None:
+        """Fills a table of tokens or positions."""
+        self._fill(table, self.std if self.embed_std is None else self.embed_std)
+
     def output_(self, weight: Tensor) -> None:
         """Fills a matrix that writes into the stream."""
         self._fill(weight, self.std if self.out_std is None else self.out_std)
 
     def _fill(self, weight: Tensor, std: float) -> None:
+        if weight.is_meta:  # nothing to fill; torch would import its compiler, of 80 MB, to find that out
+            return
         if self.cut is None or std == 0:
             nn.init.normal_(weight, std=std)
         else:
@@ -61,9 +70,9 @@ def linear(inputs: int, outputs: int, *, init: Init, bias: bool = False, output:
 
 
 def project(
-    weight: nn.Linear, x: Float[Tensor, "batch seq in"], delta: LowRank | None = None
+    weight: nn.Module, x: Float[Tensor, "batch seq in"], delta: LowRank | None = None
 ) -> Float[Tensor, "batch seq out"]:
-    """W x, or (W + b a) x with the row's own b and a."""
+    """W x, or (W + b a) x with the row's own b and a. `weight` is an `nn.Linear`, or what somebody put around one."""
     y = weight(x)
     if delta is None:
         return y

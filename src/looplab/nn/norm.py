@@ -1,6 +1,6 @@
 """Norms, and where a layer puts them.
 
-    RMSNorm(x)    = w o x / sqrt(mean_D(x^2) + eps)
+    RMSNorm(x)    = w o x / sqrt(mean_D(x^2) + eps)               zero-centred: (1 + w) in place of w
     LayerNorm(x)  = w o (x - mean_D(x)) / sqrt(var_D(x) + eps) + b
 
 Statistics and division in float32 (float64 for float64 models), then cast back, then times the weight.
@@ -29,22 +29,24 @@ Map = Callable[[Tensor], Tensor]
 
 def rms_normalize(x: Float[Tensor, "*any dim"], eps: float) -> Float[Tensor, "*any dim"]:
     """x / rms(x) over the last axis, in the type of `x`."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return torch.rms_norm(x, x.shape[-1:], None, eps)  # in float32 inside
 
 
 class RMSNormModule(nn.Module):
     """RMSNorm over the last axis."""
 
-    def __init__(self, dim: int, *, eps: float, affine: bool):
+    def __init__(self, dim: int, *, eps: float, affine: bool, zero_centred: bool = False):
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim)) if affine else None
+        self.zero_centred = zero_centred
+        self.weight = nn.Parameter(torch.zeros(dim) if zero_centred else torch.ones(dim)) if affine else None
 
     def forward(self, x: Float[Tensor, "*any dim"]) -> Float[Tensor, "*any dim"]:
         """The normed input."""
-        x = rms_normalize(x, self.eps)
-        return x if self.weight is None else x * self.weight
+        x, weight = rms_normalize(x, self.eps), self.weight
+        if weight is None:
+            return x
+        return x * (1 + weight if self.zero_centred else weight)
 
 
 class LayerNormModule(nn.Module):
@@ -81,10 +83,12 @@ class RMSNorm(Norm):
     """Added to the mean square."""
     affine: bool = True
     """Whether a weight follows."""
+    zero_centred: bool = False
+    """Whether the weight is stored as its difference from 1, so that weight decay pulls it towards 1."""
 
     def build(self, dim: int) -> RMSNormModule:
         """The norm of vectors of width `dim`."""
-        return RMSNormModule(dim, eps=self.eps, affine=self.affine)
+        return RMSNormModule(dim, eps=self.eps, affine=self.affine, zero_centred=self.zero_centred)
 
 
 @dataclass(frozen=True, kw_only=True)

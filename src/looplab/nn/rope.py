@@ -91,10 +91,13 @@ class Llama3:
 
 
 class Rotary(NamedTuple):
-    """Cosines and sines of the angles of every token."""
+    """What `Rope.rotate` multiplies with: per channel, the cosine and the sine of its pair's angle.
 
-    cos: Float[Tensor, "batch seq pairs"]
-    sin: Float[Tensor, "batch seq pairs"]
+    The sine is negative at the first channel of a pair: (a, b) becomes (a, b) o cos + (b, a) o sin.
+    """
+
+    cos: Float[Tensor, "batch 1 seq head_dim"]
+    sin: Float[Tensor, "batch 1 seq head_dim"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,28 +123,38 @@ class Rope(Position):
                     f"Rope.{name} must be {known[0]!r} or {known[1]!r}. Got {value!r}. Choose one of them."
                 )
 
-    def tables(self, positions: Int[Tensor, "batch seq"], head_dim: int, dtype: torch.dtype) -> Rotary:
+    def waves(
+        self, positions: Int[Tensor, "batch seq"], head_dim: int, dtype: torch.dtype
+    ) -> tuple[Float[Tensor, "batch seq pairs"], Float[Tensor, "batch seq pairs"]]:
         """Cosines and sines; the angles are float32, `dtype` (float32 or float64) is that of the result."""
         index = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64)
         frequency = self.base ** (-index / head_dim)
         if self.scaling is not None:
             frequency = self.scaling.scale(frequency)
         angle = (positions[..., None].float() * frequency.float()).to(dtype)
-        return Rotary(angle.cos(), angle.sin())
+        return angle.cos(), angle.sin()
+
+    def tables(self, positions: Int[Tensor, "batch seq"], head_dim: int, dtype: torch.dtype) -> Rotary:
+        """The waves, laid out for `rotate`: made once for all layers, so that each has less to do."""
+        cos, sin = self.waves(positions, head_dim, dtype)
+        return Rotary(self._channels(cos, cos)[:, None], self._channels(-sin, sin)[:, None])
 
     def rotate(
         self, x: Float[Tensor, "batch heads seq head_dim"], rotary: Rotary
     ) -> Float[Tensor, "batch heads seq head_dim"]:
         """`x` turned by the angles of its tokens; computed in the type of the tables, returned in that of `x`."""
-        cos, sin = rotary.cos[:, None], rotary.sin[:, None]
-        wide = x.to(cos.dtype)
+        wide = x.to(rotary.cos.dtype)
         if self.pairing == "half":
             first, second = wide.chunk(2, dim=-1)
-            turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
         else:
             first, second = wide[..., 0::2], wide[..., 1::2]
-            turned = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
-        return turned.to(x.dtype)
+        return (wide * rotary.cos + self._channels(second, first) * rotary.sin).to(x.dtype)
+
+    def _channels(self, first: Tensor, second: Tensor) -> Tensor:
+        """The channels of all pairs, of their first and their second ones."""
+        if self.pairing == "half":
+            return torch.cat([first, second], dim=-1)
+        return torch.stack([first, second], dim=-1).flatten(-2)
 
 
 class RelativeBiasModule(nn.Module):
@@ -170,6 +183,18 @@ class ALiBiModule(nn.Module):
         """The bias of every query-key pair."""
         slopes = self.config.slopes(self.heads, distance.device)
         return -slopes[:, None, None] * distance.abs()[:, None]
+
+
+def check_unrotated(config: str, layers: tuple[int, ...], position: Position, stored: int) -> None:
+    """Refuses a list of layers without rotation that a model of `stored` layers cannot have."""
+    if layers and not isinstance(position, Rope):
+        raise ValueError(
+            f"{config}.unrotated_layers must be () without Rope. Got {layers} and {position}. Leave it out."
+        )
+    if tuple(sorted(set(layers))) != layers or not all(0 <= i < stored for i in layers):
+        raise ValueError(
+            f"{config}.unrotated_layers must name stored layers 0..{stored - 1} in order. Got {layers}. Correct them."
+        )
 
 
 def _at_least_one(name: str, entries: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from looplab._types import Float, Int
-from looplab.objectives.base import IGNORED, OBJECTIVES, LossParts, Objective, Part, Rollout
+from looplab.objectives.base import IGNORED, OBJECTIVES, LossParts, Objective, Part, Rollout, labelled, scored_positions
 from looplab.objectives.readout import summed_readout
 
 
@@ -35,28 +35,28 @@ class NextToken(Objective):
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"NextToken.label_smoothing must be in [0, 1). Got {self.label_smoothing}.")
 
-    def counts(self, labels: Int[Tensor, "batch seq"]) -> dict[str, int]:
-        """Labels that are not IGNORED, for every part."""
-        scored = int((labels != IGNORED).sum())
-        if scored == 0:
-            raise ValueError(
-                "NextToken needs at least one label. Got a batch in which all are -100. Check the prompts."
-            )
+    def counts(self, labels: Int[Tensor, "batch seq *cells"], length: int = 1) -> dict[str, int]:
+        """Positions with a label that is not IGNORED, for every part."""
+        scored = labelled(self, labels)
         return {"ce": scored} | ({"z_loss": scored} if self.z_loss else {})
 
-    def loss(self, rollout: Rollout, labels: Int[Tensor, "batch seq"]) -> LossParts:
+    def loss(self, rollout: Rollout, labels: Int[Tensor, "batch seq *cells"]) -> LossParts:
         """The parts `ce` and, if asked for, `z_loss`."""
         hidden = rollout.hidden(len(rollout.plan))
         sums = summed_readout(rollout.model, hidden, labels, self._score, chunk=self.chunk, ledger=rollout.ledger)
-        scored = int((labels != IGNORED).sum())
+        scored = scored_positions(labels)
         weights = {"ce": 1.0} | ({"z_loss": self.z_loss} if self.z_loss else {})
         return LossParts({name: Part(s, scored, w) for (name, w), s in zip(weights.items(), sums, strict=True)})
 
     def _score(
-        self, logits: Float[Tensor, "tokens vocab"], labels: Int[Tensor, " tokens"]
+        self, logits: Float[Tensor, "tokens *cells symbols"], labels: Int[Tensor, "tokens *cells"]
     ) -> tuple[Float[Tensor, ""], ...]:
         ce = functional.cross_entropy(
-            logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=self.label_smoothing
+            logits.flatten(0, -2),
+            labels.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+            label_smoothing=self.label_smoothing,
         )
         if not self.z_loss:
             return (ce,)

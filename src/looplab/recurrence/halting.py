@@ -1,14 +1,20 @@
 """Learned stopping scores: what a trained gate says about a state. Rules that act on a score are written elsewhere.
 
-    HazardGate   w . s + b per token, the logit of the exit probability:  lambda = sigmoid(w . s + b)
-                 p_t = lambda_t prod_{j<t} (1 - lambda_j), the last iteration takes the rest     Ouro, arXiv:2510.25741
+    HazardGate      w . s + b per token, the logit of the exit probability:  lambda = sigmoid(w . s + b)
+                    p_t = lambda_t prod_{j<t} (1 - lambda_j), the last takes the rest (Ouro, arXiv:2510.25741)
+    LookaheadGate   the same shape, about the application that comes next
+    QHead           w . s + b per token, the logit of being done: stop at the first one above 0
+    PreLoopGate     W e per token: one logit per number of steps, known before the loop
+
+LookaheadGate and PreLoopGate are trained beside a finished model (`objectives/lookahead_gate.py`, `pre_loop_gate.py`)
+and are no part of its folder: whoever trains them keeps them in a file of their own.
 
 s is the part of the state that the readout starts from. No sigmoid inside: a threshold on a probability and one on a
 logit are the same rule, and sums of log probabilities stay exact.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +66,50 @@ class HazardGate(Halt):
     def build(self, dim: int, init: Init) -> "HazardGateModule":
         """The module state -> logits."""
         return HazardGateModule(dim, self.bias, init)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookaheadGate(HazardGate):
+    """A logit per token: the probability of stopping after the next iteration, given that it did not stop before.
+
+    The decision about iteration t + 1 is there when iteration t is, so the first iteration cannot be the last.
+    """
+
+    @property
+    def spec(self) -> HaltSpec:
+        """Layout `hazard`, one step ahead."""
+        return replace(super().spec, horizon=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QHead(Halt):
+    """A logit per token: the probability of being done."""
+
+    bias: float = 0.0
+    """Start of the bias."""
+
+    @property
+    def spec(self) -> HaltSpec:
+        """Layout `q_halt`, about this very step."""
+        return HaltSpec(layout="q_halt", per="token", rule="q_halt > 0")
+
+    def build(self, dim: int, init: Init) -> "HazardGateModule":
+        """The module state -> logits."""
+        return HazardGateModule(dim, self.bias, init)
+
+
+class PreLoopGate(nn.Module):
+    """W e + b: how likely each number of steps is, from the context before the loop."""
+
+    def __init__(self, dim: int, steps: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(steps, dim))
+        self.bias = nn.Parameter(torch.zeros(steps))
+
+    def forward(self, embeds: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch seq steps"]:
+        """Logits of 1 .. steps, in float32 (float64 for float64 models). Untrained, all numbers are equally likely."""
+        logits = nn.functional.linear(embeds, self.weight, self.bias)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class HazardGateModule(nn.Module):

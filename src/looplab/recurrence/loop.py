@@ -23,7 +23,7 @@ from looplab.recurrence.gradient.base import GradientStrategy
 from looplab.recurrence.gradient.full import FullBPTT
 from looplab.recurrence.kv.base import Cache, KVRule
 from looplab.recurrence.ledger import Ledger
-from looplab.recurrence.plan import Plan, PlanNode, Steps, check_steps
+from looplab.recurrence.plan import Application, Plan, PlanNode, Steps, check_steps
 from looplab.recurrence.spec import LoopSpec
 from looplab.recurrence.trace import Recorder
 
@@ -49,6 +49,8 @@ def run_plan(
     cache: Cache | None = None,
     gradient: GradientStrategy | None = None,
     on_segment_end: Callable[[Any, int], None] | None = None,
+    before: Callable[[Any, int], Any] | None = None,
+    part: bool = False,
     recorder: Recorder | None = None,
     ledger: Ledger | None = None,
 ) -> Any:
@@ -58,13 +60,15 @@ def run_plan(
         active: Per application, the rows it changes (None: all). Other rows keep their state.
         gradient: Where the graph is cut (default: nowhere). Several segments need somebody who reads their ends.
         on_segment_end: See `GradientStrategy.walk`.
+        before: (state, applications so far) -> the state that the next application starts from: noise, a patch.
+        part: The plan is a part of a longer one, which the caller has checked against the cache.
         recorder: Keeps states and records; states of one segment keep their graph.
         ledger: Receives the counts.
     """
     strategy = gradient or FullBPTT()
     rows, tokens = context.embeds.shape[:2]
     model.spec.check(plan)
-    if cache is not None:
+    if cache is not None and not part:
         cache.check(plan)
     ends = [segment.stop for segment in strategy.segments(len(plan)) if segment.gradient]
     unread = on_segment_end is None and (recorder is None or not recorder.keep_states)
@@ -74,38 +78,46 @@ def run_plan(
             "Give on_segment_end or a recorder that keeps states, or use TruncatedBPTT"
         )
     wants_record = recorder is not None and recorder.keep_records
+    indices: dict[int, Tensor] = {}
 
-    def application(state: Any, context: Any, block: int, iteration: int) -> tuple[Any, dict[str, Any] | None]:
-        index = torch.full((rows,), iteration, dtype=torch.long, device=context.embeds.device)
-        record: dict[str, Any] | None = {} if wants_record else None
-        # The record is an output of the recomputed unit, so what a model puts into it keeps its gradient.
-        return model.step(state, context, block, index, cache, record=record), record
+    def run(state: Any, context: Any, unit: Sequence[Application], first: int) -> list[tuple[Any, Any]]:
+        """(state, record) after every application of a unit; counts nothing, as a strategy may run it again."""
+        results = []
+        for number, (block, iteration) in enumerate(unit, first):
+            state = state if before is None else before(state, number)
+            mask = None if active is None else active[number]
+            if cache is not None:
+                cache.launch(cache.ordinal(block, iteration), mask)
+            if iteration not in indices:
+                indices[iteration] = torch.full((rows,), iteration, dtype=torch.long, device=context.embeds.device)
+            record: dict[str, Any] | None = {} if wants_record else None
+            # The record is an output of the recomputed unit, so what a model puts into it keeps its gradient.
+            new = model.step(state, context, block, indices[iteration], cache, record=record)
+            state = new if mask is None else states.where(mask, new, state)
+            results.append((state, record))
+        return results
 
-    wrapped = strategy.wrap(application)
+    wrapped = strategy.wrap(run)
     done = 0
 
-    def step(state: Any, block: int, iteration: int) -> Any:
+    def step(state: Any, unit: Sequence[Application]) -> Any:
         nonlocal done
-        mask = None if active is None else active[done]
-        if cache is not None:
-            cache.launch(cache.ordinal(block, iteration), mask)
-        new, record = wrapped(state, context, block, iteration)
-        if mask is not None:
-            new = states.where(mask, new, state)
-        if recorder is not None:
-            recorder.applied(new, record)
-        if ledger is not None:
-            ledger.count_step(
-                model.spec,
-                block,
-                rows=rows if mask is None else int(mask.sum()),
-                tokens=tokens,
-                past=0 if cache is None else cache.length,
-                gradient=torch.is_grad_enabled(),
-                recomputed=strategy.recomputes,
-            )
-        done += 1
-        return new
+        for (block, _), (state, record) in zip(unit, wrapped(state, context, unit, done), strict=True):  # noqa: B020
+            if recorder is not None:
+                recorder.applied(state, record)
+            if ledger is not None:
+                mask = None if active is None else active[done]
+                ledger.count_step(
+                    model.spec,
+                    block,
+                    rows=rows if mask is None else int(mask.sum()),
+                    tokens=tokens,
+                    past=0 if cache is None else cache.length,
+                    gradient=torch.is_grad_enabled(),
+                    recomputed=strategy.recomputes,
+                )
+            done += 1
+        return state
 
     if recorder is not None:
         recorder.start(state)
@@ -294,11 +306,12 @@ def walk(
 
 def _executed(
     plan: Plan, active: list[Any] | None, rows: int, length: int, device: torch.device
-) -> dict[int, Int[Tensor, "batch seq"]]:
-    """Block -> iterations that each token of this call ran."""
+) -> Mapping[int, int | Int[Tensor, "batch seq"]]:
+    """Block -> iterations that each token of this call ran; an int where rows do not differ."""
+    if active is None:
+        return {block: len(indices) for block, indices in plan.indices().items()}
     counts: dict[int, Tensor] = {}
-    for index, (block, _) in enumerate(plan):
-        mask = None if active is None else active[index]
+    for (block, _), mask in zip(plan, active, strict=True):
         ran = torch.ones(rows, dtype=torch.long, device=device) if mask is None else mask.long()
         counts[block] = counts[block] + ran if block in counts else ran
     return {block: ran[:, None].expand(rows, length) for block, ran in counts.items()}

@@ -136,6 +136,10 @@ class LoopSpec:
     """The same model with single layers as blocks."""
     vocab: tuple[int, int]
     """(columns of the logits, rows of the padded embedding)."""
+    token_ids: int | None = None
+    """Token ids that are read, 0 .. token_ids - 1; None: as many as the logits have columns."""
+    cells: int = 1
+    """Answers per position: the columns of the logits are cells * symbols, and each cell is a law of its own."""
     readout: tuple[str, ...]
     """Modules between state and logits, in order."""
     halt: HaltSpec | None = None

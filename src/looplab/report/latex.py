@@ -15,13 +15,14 @@ ESCAPES = {letter: "\\" + letter for letter in "&%$#_{}"} | {
     MINUS: "$-$",
     NONE: "--",
     NBSP: "~",
+    "±": r"$\pm$",
     "\N{LEFT DOUBLE QUOTATION MARK}": "``",
     "\N{RIGHT DOUBLE QUOTATION MARK}": "''",
 }
 
 
 def tables_tex(result: AuditResult) -> str:
-    """The text of tables.tex: value of depth, decomposition, orders, probes, factorial and dense control."""
+    """The text of tables.tex: value of depth, answers, decomposition, orders, probes, factorial and dense control."""
     found = [table for domain in Keyed(result).domains for table in _quoted(domain)]
     head = (
         f"% Audit of {_one_line(result.model.name)}, settings {result.config_hash}. Needs \\usepackage{{booktabs}}.\n"
@@ -30,7 +31,7 @@ def tables_tex(result: AuditResult) -> str:
 
 
 def _quoted(domain: Keyed) -> list[Table]:
-    tables = [depth_value_table(domain)]
+    tables = [depth_value_table(domain), *filter(None, [measured.answers(domain)])]
     tables += [measured.decomposition(domain)] if domain.decompositions else []
     tables += [orders.four_way(domain), measured.gains(domain), orders.effects(domain)]
     if domain.held.control is not None:

@@ -2,7 +2,23 @@
 
 from looplab.audit.result import RAW
 from looplab.report.keyed import Keyed
-from looplab.report.tables import NONE, Cell, Table, amount, count, nats, percent, span, tiny, unknown, words, yes_no
+from looplab.report.tables import (
+    NBSP,
+    NONE,
+    Cell,
+    Table,
+    amount,
+    count,
+    nats,
+    percent,
+    percent_of,
+    signed,
+    span,
+    tiny,
+    unknown,
+    words,
+    yes_no,
+)
 
 FIXED_FIT = "Temperature is refitted in every bootstrap draw; the wider probes hold their fit fixed."
 PHRASES = ("not identifiable", "not measured")
@@ -109,6 +125,37 @@ def losses(domain: Keyed) -> Table:
         rows.append((words(row.name), *cells, amount(raw[0].per_byte) if raw else Cell(NONE, tone="muted")))
     columns = ("schedule", *(f"loss, {probe}" for probe in probes), "raw, nats per byte")
     return Table("losses", f"Loss of every schedule on {domain.held.name}, nats per scored token", columns, tuple(rows))
+
+
+def answers(domain: Keyed) -> Table | None:
+    """Exact match of every schedule under every readout that changes answers; None where documents are no problems."""
+    if domain.held.answers is None:
+        return None
+    found = domain.answers
+    probes = list(dict.fromkeys(score.held.probe for score in found.scores))
+    rows = []
+    for schedule in dict.fromkeys(score.held.schedule for score in found.scores):
+        cells = [words(schedule)]
+        for probe in probes:
+            (score,) = found.scores.where(schedule=schedule, probe=probe)
+            cells += [percent(score.exact), _wilson(score.wilson), percent_of(score.cells)]
+        rows.append(tuple(cells))
+    columns = [f"{head}, {probe}" for probe in probes for head in ("exact match", "Wilson", "cells right")]
+    task = found.task.held
+    note = (
+        "Exact match: share of problems with every cell of the answer right, with the document interval. "
+        f"By chance {100 * task.chance:.2g} %. Temperature changes no answer."
+    )
+    caption = f"Answers on {domain.held.name}: {task.name}, difficulty {task.difficulty}"
+    return Table("answers", caption, ("schedule", *columns), tuple(rows), note).trimmed()
+
+
+def _wilson(ends: Keyed) -> Cell:
+    """`91.0 .. 99.5 %`; a dash for None."""
+    if ends.held is None:
+        return Cell(NONE, tone="muted")
+    low, high = (signed(100 * end, 1) for end in ends.held)
+    return Cell(f"{low} .. {high}{NBSP}%", ends.path, ends.home, ends.held[0])
 
 
 def gains(domain: Keyed, name: str = "probes", caption: str = "") -> Table:

@@ -79,6 +79,7 @@ def _domain(result: AuditResult, domain: Keyed, found: Mapping[str, Plate]) -> d
         "decomposition": measured.decomposition(domain) if domain.decompositions else None,
         "contrasts": measured.contrasts(domain),
         "losses": measured.losses(domain),
+        "answers": measured.answers(domain),
         "gains": measured.gains(domain),
         "temperatures": measured.temperatures(domain),
         "affine": measured.affine_fits(domain),

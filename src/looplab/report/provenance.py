@@ -43,6 +43,7 @@ def model_card(result: Keyed) -> Table:
         ("weights", _hash(card.weight_hash), Cell("")),
     ]
     rows += [(f"block {i}", words(line), Cell("")) for i, line in enumerate(card.blocks)]
+    rows += [("note", words(line), Cell("")) for line in card.notes]
     cells = tuple((words(name), *rest) for name, *rest in rows)
     return Table("model", "Model", ("property", "value", "detail"), cells, text_columns=(0, 1, 2))
 

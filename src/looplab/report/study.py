@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from looplab.records import ClaimResult, PartResult, Published, StudyResult, dump_json, write_atomic
 from looplab.report.figures.base import pdf
+from looplab.report.figures.study_lines import study_lines
 from looplab.report.figures.study_points import study_points
 from looplab.report.keyed import Keyed
 from looplab.report.latex import render
@@ -22,6 +23,8 @@ from looplab.report.tables import NONE, Cell, Table, signed, unknown, words
 PAGE, TABLES, FIGURES = "report.html", "tables.tex", "figures"
 UNITS = {"share": (100.0, 1, " %"), "nats": (1.0, 3, ""), "factor": (1.0, 2, "")}
 """Unit -> scale, digits, sign."""
+POINTS = "Points with 95 % document intervals. Hatched: not identifiable for this arm."
+LINES = "Means over training seeds; bands are the range of the seeds."
 NOT_IDENTIFIABLE, NOT_MEASURED = "not identifiable", "not measured"
 
 
@@ -41,7 +44,11 @@ def write_study(result: StudyResult, folder: str | os.PathLike[str]) -> Path:
 def plates(result: StudyResult) -> list[Plate]:
     """The figures that the study asks for."""
     return [
-        Plate(plot.name, f"{plot.title}. {', '.join(plot.quantities)}, arm by arm.", study_points(result, plot))
+        Plate(
+            plot.name,
+            f"{plot.title}. {', '.join(plot.quantities)}, arm by arm.",
+            (study_lines if plot.x else study_points)(result, plot),
+        )
         for plot in result.plots
     ]
 
@@ -62,6 +69,7 @@ def study_page(result: StudyResult, *, drawn: Sequence[Plate] | None = None) -> 
         "matched": matched_table(keyed),
         "versions": Table("versions", "Versions", ("part", "version"), _pairs(keyed.versions), "", (0, 1)),
         "plates": plates(result) if drawn is None else drawn,
+        "captions": [LINES if plot.x else POINTS for plot in result.plots],
         "record": _embedded(result),
         "css": _asset("audit.css") + "\n" + _asset("study.css"),
         "js": _asset("audit.js"),
@@ -128,7 +136,9 @@ def arms_table(result: Keyed) -> Table:
         held = arm.held
         cells = [_quantity(result, held.name, held.seed, quantity) for quantity in result.held.columns]
         rows.append((words(held.label), words(held.title), *cells))
-    note = "Shares are of each arm's own gap: read them beside the nats. Brackets: 95 % document intervals."
+    note = "Brackets: 95 % intervals over documents or items."
+    if any(row.unit == "share" for row in result.held.rows):
+        note = f"Shares are of each arm's own gap: read them beside the nats. {note}"
     columns = ("arm", "what it is", *result.held.columns)
     return Table("arms", "Arms", columns, tuple(rows), note, tuple(range(len(columns))))
 

@@ -1,8 +1,9 @@
-"""Training and auditing one arm, each once: what is finished is kept, what was cut short goes on.
+"""Training, auditing and grading one arm, each once: what is finished is kept, what was cut short goes on.
 
 runs/<hash of the run's configuration>/      the training run, shared by all studies below one folder
 <study>/<scale>/audits/<arm>[-<seed>]/       the audit with its own report; results.json is written last, and until then
                                              partial/ holds what is finished
+grids/<hash of the weights>-<of the grid>/   the answers of a model, shared by all studies too
 """
 
 import hashlib
@@ -20,11 +21,12 @@ from looplab.audit.result import RESULTS, AuditResult
 from looplab.audit.runner import weight_hash
 from looplab.audit.watch import Silent
 from looplab.data.corpus import builtin_corpus
-from looplab.data.packing import load_packed
 from looplab.journal import Journal
 from looplab.records import RunRecord, dump_json, write_atomic
 from looplab.report import write_report
 from looplab.studies.base import Arm
+from looplab.studies.grid import GridResult, measure_grid
+from looplab.tasks.rows import TaskRows
 from looplab.training.config import RunConfig
 from looplab.training.display import Display
 from looplab.training.display import line as training_line
@@ -74,16 +76,16 @@ def train_arm(config: RunConfig, runs: Path, say: Say) -> tuple[Path, RunRecord]
 
 
 def audit_arm(arm: Arm, model: str | Path, folder: Path, say: Say) -> AuditResult:
-    """The audit of one model on the held-out side of the built-in corpus; a finished one is read back."""
+    """The audit of one model on the arm's problems or the held-out corpus; a finished one is read back."""
+    assert arm.audit is not None
     if (folder / RESULTS).exists():
         result = AuditResult.load(folder)
         if result.config_hash == config_hash(arm.audit):
             return result
     folder.mkdir(parents=True, exist_ok=True)
     control = None if arm.control is None else looplab.load(arm.control)
-    plan = plan_audit(
-        looplab.load(model), {DOMAIN: builtin_corpus("heldout")}, arm.audit, control=control, name=arm.folder
-    )
+    documents = {DOMAIN: builtin_corpus("heldout")} if arm.problems is None else arm.problems
+    plan = plan_audit(looplab.load(model), documents, arm.audit, control=control, name=arm.folder)
     began = time.perf_counter()
     parts = folder / PARTIAL / f"{config_hash(arm.audit)}-{plan.card.weight_hash}"
     result = plan.measure(Journal(parts), watcher=AuditLines(say)).result()
@@ -95,12 +97,30 @@ def audit_arm(arm: Arm, model: str | Path, folder: Path, say: Say) -> AuditResul
     return result
 
 
+def grade_arm(arm: Arm, model: str | Path, grids: Path, say: Say) -> tuple[Path, GridResult]:
+    """The grid of one model and its folder; a finished one is read back."""
+    assert arm.grid is not None
+    opened = looplab.load(model).model
+    folder = grids / f"{weight_hash(opened)}-{config_hash(arm.grid)}"
+    if (folder / RESULTS).exists():
+        return folder, GridResult.load(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"  grade {', '.join(str(line.length) for line in arm.grid.lines)}")
+    began = time.perf_counter()
+    result = measure_grid(opened, arm.grid)
+    write_atomic(folder / LEDGER, dump_json({"seconds": time.perf_counter() - began, "counts": result.counts}))
+    result.save(folder)
+    return folder, result
+
+
 def training_facts(config: RunConfig, record: RunRecord) -> dict[str, str]:
     """Hashes and counts of one run; `init` and `data_order` are of the weights and batches themselves."""
+    model = config.build_model()
+    read = model.spec.token_ids or record.vocab_size
     return {
         "config": config_hash(config),
-        "init": weight_hash(config.build_model()),
-        "data_order": data_order_hash(config, record.vocab_size),
+        "init": weight_hash(model),
+        "data_order": data_order_hash(config, read),
         "steps": f"{config.steps:,}",
         "tokens": f"{record.tokens:,}",
         "parameters": f"{record.n_once + record.n_rec:,}",
@@ -111,9 +131,9 @@ def training_facts(config: RunConfig, record: RunRecord) -> dict[str, str]:
 
 
 def data_order_hash(config: RunConfig, vocab_size: int) -> str:
-    """Hash of the tokens of all batches, in order."""
-    loader = load_packed(config.data, seed=config.seed, vocab_size=vocab_size)
+    """Hash of the tokens of all batches, in order; of every 16th where problems are drawn, which takes longer."""
+    loader: Any = config.data.load(seed=config.seed, vocab_size=vocab_size)
     found = hashlib.blake2b(digest_size=8)
-    for step in range(config.steps):
+    for step in range(0, config.steps, 16 if isinstance(config.data, TaskRows) else 1):
         found.update(loader.batch(step).tokens.numpy().tobytes())
     return found.hexdigest()

@@ -9,6 +9,9 @@ from looplab.studies import rules
 from looplab.studies.base import SMOKE
 from looplab.studies.rules import Interval
 
+DIVERGED = "diverged"
+"""Why there is no value: the run gave no finite loss. No word is drawn from the runs that are left."""
+
 
 def decide_claims(
     claims: Sequence[Claim], rows: Sequence[StudyRow], *, scale: str, matched: Sequence[Matched] = ()
@@ -16,20 +19,20 @@ def decide_claims(
     """The word of every claim.
 
     Args:
-        matched: What the arms had to share; one miss makes every claim about several arms unidentifiable.
+        matched: What the arms had to share; one miss makes every claim that compares such arms unidentifiable.
     """
-    return tuple(_decide(claim, rows, scale, [m.name for m in matched if not m.equal]) for claim in claims)
+    return tuple(_decide(claim, rows, scale, matched) for claim in claims)
 
 
-def _decide(claim: Claim, rows: Sequence[StudyRow], scale: str, unmatched: Sequence[str]) -> ClaimResult:
-    found = [_part(part, claim, rows) for part in claim.parts]
+def _decide(claim: Claim, rows: Sequence[StudyRow], scale: str, matched: Sequence[Matched]) -> ClaimResult:
+    found = [_part(part, claim, rows, scale) for part in claim.parts]
     parts = tuple(part for part, _ in found)
-    several = len({arm for part in claim.parts for arm in part.arms}) > 1
     if scale == SMOKE:
         parts = tuple(replace(part, word=rules.UNIDENTIFIED) for part in parts)
         return ClaimResult(claim=claim, parts=parts, word=rules.UNIDENTIFIED, reason="smoke")
-    if unmatched and several and claim.scope == "recipe":
-        reason = f"arms not matched: {', '.join(unmatched)}"
+    missed = [m.name for m in matched if any(_missed(m, part.arms) for part in claim.parts)]
+    if missed and claim.scope == "recipe":
+        reason = f"arms not matched: {', '.join(missed)}"
         return ClaimResult(claim=claim, parts=parts, word=rules.UNIDENTIFIED, reason=reason)
     counted = found
     if claim.where_identifiable:
@@ -39,19 +42,34 @@ def _decide(claim: Claim, rows: Sequence[StudyRow], scale: str, unmatched: Seque
     return ClaimResult(claim=claim, parts=parts, word=word, reason="; ".join(reasons))
 
 
-def _part(part: Part, claim: Claim, rows: Sequence[StudyRow]) -> tuple[PartResult, str]:
+def _missed(matched: Matched, arms: Sequence[str]) -> bool:
+    """Whether these arms are compared and, in some seed, do not share this."""
+    if matched.equal or len(arms) == 1:
+        return False
+    by_seed: dict[str, set[str]] = {}
+    for label, value in matched.values.items():
+        name, _, seed = label.rpartition(", seed ")
+        if name in arms:
+            by_seed.setdefault(seed, set()).add(value)
+    return any(len(values) > 1 for values in by_seed.values())
+
+
+def _part(part: Part, claim: Claim, rows: Sequence[StudyRow], scale: str) -> tuple[PartResult, str]:
     """The result of one part, and the reason of a word that is no answer."""
     mine = {arm: [r for r in rows if (r.arm, r.quantity) == (arm, part.quantity)] for arm in part.arms}
     missing = [arm for arm, own in mine.items() if not own]
+    if missing and scale == SMOKE:  # runs a few arms only, and decides nothing
+        return _empty(part), rules.UNIDENTIFIED
     assert not missing, f"{claim.id}: no row {part.quantity!r} of {missing}"
     if part.rule.name == "spread":
         return _spread(part, [row for own in mine.values() for row in own if row.value is not None])
+    diverged = [row for own in mine.values() for row in own if row.reason == DIVERGED]
+    if diverged:
+        runs = sum(map(len, mine.values()))
+        return replace(_empty(part), word=rules.UNDECIDED), f"{len(diverged)} of {runs} runs diverged"
     reason = next((row.reason for own in mine.values() for row in own if row.value is None), None)
     if reason is not None:
-        empty = PartResult(
-            label=part.label, value=None, low=None, high=None, level=rules.LEVEL, seeds=(), word=rules.UNIDENTIFIED
-        )
-        return empty, reason
+        return _empty(part), reason
     sides = [{row.seed: _interval(row) for row in own} for own in mine.values()]
     per_seed = list(sides[0].values())
     if len(sides) == 2:
@@ -76,12 +94,15 @@ def _spread(part: Part, rows: Sequence[StudyRow]) -> tuple[PartResult, str]:
     found = [Interval(*(math.log(x) if row.unit == "factor" else x for x in _interval(row))) for row in rows]
     interval, word = rules.spread(found)
     if interval is None:
-        empty = PartResult(
-            label=part.label, value=None, low=None, high=None, level=rules.LEVEL, seeds=(), word=rules.UNIDENTIFIED
-        )
-        return empty, f"{len(found)} of {len(part.arms)} arms have the quantity, 2 needed"
+        return _empty(part), f"{len(found)} of {len(part.arms)} arms have the quantity, 2 needed"
     reason = "" if word == rules.SUPPORTED else "the spread may be 0"
     return _result(part, interval, (), word), reason
+
+
+def _empty(part: Part) -> PartResult:
+    return PartResult(
+        label=part.label, value=None, low=None, high=None, level=rules.LEVEL, seeds=(), word=rules.UNIDENTIFIED
+    )
 
 
 def _result(part: Part, interval: Interval, seeds: tuple[float, ...], word: str) -> PartResult:

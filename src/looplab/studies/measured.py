@@ -49,6 +49,10 @@ class Rows:
         """Raw shares of the three parts."""
         return [self._share(name, self._part(name)) for name in PARTS]
 
+    def share(self, part: str, probe: str) -> StudyRow:
+        """Share of one part under a refitted readout."""
+        return self._share(f"{part} share, {probe}", self._part(part, probe))
+
     def gain(self, probe: str, k: int) -> StudyRow:
         """Net share of the gap at prefix(k) that a refitted readout removes."""
         quantity = f"{probe} share, k = {k}"

@@ -70,6 +70,7 @@ def register(folder: Path, text: str) -> bool:
 def _arm(arm: Arm) -> dict[str, Any]:
     source = arm.source
     made = isinstance(source, RunConfig)
+    asked = {name: to_dict(given) for name in ("problems", "grid") if (given := getattr(arm, name)) is not None}
     return {
         "name": arm.name,
         "title": arm.title,
@@ -77,7 +78,8 @@ def _arm(arm: Arm) -> dict[str, Any]:
         "source": to_dict(source) if made else source,
         "source_hash": config_hash(source) if made else None,
         "control": arm.control,
-        "audit": to_dict(arm.audit),
+        "audit": None if arm.audit is None else to_dict(arm.audit),
+        **asked,
     }
 
 

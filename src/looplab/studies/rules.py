@@ -4,7 +4,7 @@
     below(x)          the mirror image
     between(x, y)     supported: x <= low, high <= y   not supported: wholly outside
     exact(x)          equality of counts and facts; no interval
-    greater           of a - b: above 0
+    greater(d)        of a - b: above d, or above 0
     equivalent(d)     the 90 % interval inside (-d, d); not supported: wholly outside. Two one-sided tests at 5 %
     spread            between-arm variance above 0: Cochran's Q against chi2, lower end of the Q-profile interval
 
@@ -67,7 +67,8 @@ def decide(rule: Rule, found: Interval, *, margin: float | None = None) -> str:
     if rule.name == "above":
         return _side(found.low > x[0], found.high < x[0])
     if rule.name == "greater":
-        return _side(found.low > 0, found.high < 0)
+        by = x[0] if x else 0.0
+        return _side(found.low > by, found.high < by)
     if rule.name == "below":
         return _side(found.high < x[0], found.low > x[0])
     if rule.name == "between":

@@ -1,11 +1,14 @@
 """A whole study in one folder: predictions first, arms one after another, the words last.
 
     DIR/runs/<hash>/                 training runs, shared by all studies in DIR
-    DIR/<study>/<scale>/
+    DIR/grids/<hash>-<hash>/         graded answers of a model, shared too
+    DIR/<study>/<scale>[-full]/
         predictions.json             written and hashed before the first arm
         audits/<arm>/                each audit with its own report
         ledger.json                  times and exact counts, arm by arm
         report.html  tables.tex  figures/  results.json
+
+Arms run one after another, or on several workers of one thread each, with the same results.
 
 Killed at any moment, the same call goes on: finished audits and runs are kept, a run that was cut short goes on from
 its newest checkpoint to the same bits. Equal inputs give an equal results.json; times are in ledger.json alone.
@@ -20,130 +23,195 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import looplab
-from looplab.audit.result import RESULTS, AuditResult
+from looplab._config import config_hash
+from looplab.audit.result import RESULTS
+from looplab.executors import executor
 from looplab.records import Matched, StudyArm, StudyResult, StudyRow, dump_json, write_atomic
 from looplab.report.study import write_study
 from looplab.studies import arms as work
 from looplab.studies.arms import LEDGER, Say
-from looplab.studies.base import SMOKE, Arm, Study
-from looplab.studies.claims import decide_claims
+from looplab.studies.base import EQUAL, SMOKE, Arm, Study
+from looplab.studies.claims import DIVERGED, decide_claims
 from looplab.studies.predictions import FILE, digest, predictions_text, register
 from looplab.training.config import RunConfig
+from looplab.training.divergence import DivergedError
 from looplab.training.folder import CONFIG, FolderError
 
-AUDITS, RUNS, LOCK = "audits", "runs", ".lock"
+AUDITS, GRIDS, RUNS, LOCK = "audits", "grids", "runs", ".lock"
 OWN = (FILE, RESULTS, LEDGER, "report.html", "tables.tex", "figures", AUDITS)
 """Everything a study writes into its folder; `fresh` removes these and nothing else."""
-EQUAL = ("init", "data_order", "steps", "tokens", "parameters")
-"""Facts that the trained arms of a seed must share."""
 SMOKE_NOTE = "Scale smoke: a run of seconds that shows that the study works. Nothing is shown about any model."
 
 
-def study_folder(out: Path, study: Study, scale: str) -> Path:
-    """Where a study at a scale writes."""
-    return out / study.name / scale
+def study_folder(out: Path, study: Study, scale: str, *, full: bool = False) -> Path:
+    """Where a study at a scale writes; with all arms it is another study."""
+    return out / study.name / (f"{scale}-full" if full else scale)
 
 
-def predict(study: Study, scale: str, seeds: int, out: Path, *, fresh: bool = False) -> str:
+def study_arms(study: Study, scale: str, seeds: int, *, full: bool = False) -> tuple[Arm, ...]:
+    """The arms that decide the claims, and with `full` all others."""
+    return study.arms(scale, seeds) + (study.further(scale, seeds) if full else ())
+
+
+def predict(study: Study, scale: str, seeds: int, out: Path, *, full: bool = False, fresh: bool = False) -> str:
     """Writes predictions.json alone and returns its SHA-256.
 
     Raises:
         FolderError: As for `run_study`.
     """
-    with _claimed(study_folder(out, study, scale), out, fresh) as folder:
-        text = predictions_text(study, scale, seeds, study.arms(scale, seeds))
+    with _claimed(study_folder(out, study, scale, full=full), out, fresh) as folder:
+        text = predictions_text(study, scale, seeds, study_arms(study, scale, seeds, full=full))
         _register(folder, text)
         return digest(text)
 
 
-def run_study(study: Study, scale: str, seeds: int, out: Path, *, fresh: bool = False, say: Say) -> StudyResult:
+def run_study(
+    study: Study,
+    scale: str,
+    seeds: int,
+    out: Path,
+    *,
+    full: bool = False,
+    workers: int = 1,
+    fresh: bool = False,
+    say: Say,
+) -> StudyResult:
     """Runs what is missing of a study and writes its page.
 
     Args:
         seeds: Training seeds 0 .. seeds - 1; 0 for a study that trains nothing.
         out: Folder of studies.
+        full: Run all arms instead of those that decide the claims.
+        workers: Arms that run at once, in processes of one thread each.
         fresh: Remove what is in the study's folder first; training runs are kept.
-        say: Receives lines of progress.
+        say: Receives lines of progress; with several workers it is sent to them, so it must be a plain function.
 
     Raises:
         FolderError: The folder is in use, or holds other predictions or something else.
-        DivergedError: A training run gave no finite loss.
         DataError: This Python ships without the text of the built-in corpus.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # equal bits need an equal number
     try:
-        with _claimed(study_folder(out, study, scale), out, fresh) as folder:
-            return _run(study, scale, seeds, out, folder, say)
+        with _claimed(study_folder(out, study, scale, full=full), out, fresh) as folder:
+            return _run(study, scale, seeds, out, folder, full, workers, say)
     finally:
         torch.set_num_threads(threads)
 
 
-def _run(study: Study, scale: str, seeds: int, out: Path, folder: Path, say: Say) -> StudyResult:
-    arms = study.arms(scale, seeds)
+class _Job(NamedTuple):
+    """What all arms of a study have in common."""
+
+    study: Study
+    out: Path
+    folder: Path
+    say: Say
+    number: int
+
+
+class _Finished(NamedTuple):
+    arm: StudyArm
+    rows: tuple[StudyRow, ...]
+    times: dict[str, Any]
+
+
+def _run(
+    study: Study, scale: str, seeds: int, out: Path, folder: Path, full: bool, workers: int, say: Say
+) -> StudyResult:
+    arms = study_arms(study, scale, seeds, full=full)
     text = predictions_text(study, scale, seeds, arms)
     _register(folder, text)
     say(f"{study.name}, scale {scale}, {len(arms)} arms; predictions {digest(text)}")
-    done: list[StudyArm] = []
-    rows: list[StudyRow] = []
-    for number, arm in enumerate(arms, 1):
-        say(f"[{number}/{len(arms)}] {arm.folder}: {arm.title}")
-        began = time.perf_counter()
-        finished, audit = _arm(arm, out, folder, say)
-        done.append(finished)
-        rows += study.measure(arm, audit)
-        say(f"[{number}/{len(arms)}] {arm.folder} done in {time.perf_counter() - began:.1f} s")
-    result = _result(study, scale, seeds, digest(text), done, rows)
+    job = _Job(study, out, folder, say, len(arms))
+    done: dict[int, _Finished] = {}
+    with executor("local", workers=workers, threads=1) as pool:
+        for index, finished in pool.run(_arm, list(enumerate(arms)), shared=job, describe=_described):
+            done[index] = finished
+            _enter(folder, arms[index].folder, finished.times)
+    result = _result(study, scale, seeds, digest(text), [done[i] for i in range(len(arms))], full)
     write_study(result, folder)
     write_atomic(folder / RESULTS, dump_json(result))
     return result
 
 
-def _arm(arm: Arm, out: Path, folder: Path, say: Say) -> tuple[StudyArm, AuditResult]:
-    """Trains if the arm is a run, audits, and enters the times."""
+def _described(task: tuple[int, Arm]) -> str:
+    return task[1].folder
+
+
+def _arm(job: _Job, task: tuple[int, Arm]) -> _Finished:
+    """Trains if the arm is a run, then audits and grades it as far as it asks for; a run may diverge."""
+    index, arm = task
+    place = f"[{index + 1}/{job.number}] {arm.folder}"
+    job.say(f"{place}: {arm.title}")
     began = time.perf_counter()
-    place = Path(AUDITS) / arm.folder
+    try:
+        finished = _measured(job, arm)
+    except DivergedError as error:
+        job.say(f"{place} diverged: {error}")
+        facts = {"config": config_hash(arm.source), DIVERGED: str(error)}
+        lost = StudyArm(name=arm.name, title=arm.title, seed=arm.seed, audit="", sentence="", facts=facts)
+        finished = _Finished(lost, _no_rows(job.study, arm), {})
+    finished.times["this_call_seconds"] = time.perf_counter() - began
+    job.say(f"{place} done in {finished.times['this_call_seconds']:.1f} s")
+    return finished
+
+
+def _no_rows(study: Study, arm: Arm) -> tuple[StudyRow, ...]:
+    """What the claims ask of an arm, without numbers."""
+    asked = dict.fromkeys(part.quantity for claim in study.claims for part in claim.parts if arm.name in part.arms)
+    return tuple(
+        StudyRow(arm=arm.name, seed=arm.seed, quantity=quantity, unit="fact", value=None, reason=DIVERGED)
+        for quantity in asked
+    )
+
+
+def _measured(job: _Job, arm: Arm) -> _Finished:
+    def say(line: str) -> None:
+        job.say(f"  {arm.folder} {line.strip()}")
+
     facts: dict[str, str] = {}
-    trained_seconds = 0.0
+    times: dict[str, Any] = {"train_seconds": 0.0}
+    rows: list[StudyRow] = []
+    audit, sentence = "", ""
+    model: str | Path
     if isinstance(arm.source, RunConfig):
-        model, record = work.train_arm(arm.source, out / RUNS, say)
-        trained_seconds = record.seconds
+        model, record = work.train_arm(arm.source, job.out / RUNS, say)
+        times["train_seconds"] = record.seconds
         facts |= work.training_facts(arm.source, record)
-        result = work.audit_arm(arm, model, folder / place, say)
     else:
-        result = work.audit_arm(arm, arm.source, folder / place, say)
-    facts |= {"weights": result.model.weight_hash, "audit settings": result.config_hash}
-    counts = json.loads((folder / place / LEDGER).read_text())
-    _enter(
-        folder,
-        arm.folder,
-        {
-            "train_seconds": trained_seconds,
-            "audit_seconds": counts["seconds"],
-            "audit_counts": counts["counts"],
-            "this_call_seconds": time.perf_counter() - began,
-        },
-    )
-    finished = StudyArm(
-        name=arm.name,
-        title=arm.title,
-        seed=arm.seed,
-        audit=str(place),
-        sentence=result.domains[0].verdict.sentence,
-        facts=facts,
-    )
-    return finished, result
+        model = arm.source
+    if arm.audit is not None:
+        audit = str(Path(AUDITS) / arm.folder)
+        result = work.audit_arm(arm, model, job.folder / audit, say)
+        facts |= {"weights": result.model.weight_hash, "audit settings": result.config_hash}
+        sentence = result.domains[0].verdict.sentence
+        rows += job.study.measure(arm, result)
+        times |= _times("audit", job.folder / audit)
+    if arm.grid is not None:
+        grid, graded = work.grade_arm(arm, model, job.out / GRIDS, say)
+        facts |= {"weights": graded.weight_hash, "grid settings": graded.config_hash}
+        rows += job.study.grade(arm, graded)
+        times |= _times("grid", grid)
+    finished = StudyArm(name=arm.name, title=arm.title, seed=arm.seed, audit=audit, sentence=sentence, facts=facts)
+    return _Finished(finished, tuple(rows), times)
+
+
+def _times(name: str, folder: Path) -> dict[str, Any]:
+    counts = json.loads((folder / LEDGER).read_text())
+    return {f"{name}_seconds": counts["seconds"], f"{name}_counts": counts["counts"]}
 
 
 def _result(
-    study: Study, scale: str, seeds: int, predictions: str, arms: Sequence[StudyArm], rows: Sequence[StudyRow]
+    study: Study, scale: str, seeds: int, predictions: str, done: Sequence[_Finished], full: bool
 ) -> StudyResult:
-    matched = matches(arms)
+    arms, rows = tuple(each.arm for each in done), tuple(row for each in done for row in each.rows)
+    matched = matches(arms, study.equal)
+    further = " --full" if full else ""
     seeded = f" --seeds {seeds}" if study.seeds else ""
     return StudyResult(
         study=study.name,
@@ -152,28 +220,28 @@ def _result(
         question=study.question,
         references=study.references,
         predictions=predictions,
-        arms=tuple(arms),
-        rows=tuple(rows),
+        arms=arms,
+        rows=rows,
         claims=decide_claims(study.claims, rows, scale=scale, matched=matched),
         matched=matched,
         columns=study.columns,
         plots=study.plots,
         notes=(*((SMOKE_NOTE,) if scale == SMOKE else ()), *study.notes),
         versions={"looplab": looplab.__version__, "python": platform.python_version(), "torch": torch.__version__},
-        command=f"looplab study {study.name} --scale {scale}{seeded}",
+        command=f"looplab study {study.name} --scale {scale}{seeded}{further}",
     )
 
 
-def matches(arms: Sequence[StudyArm]) -> tuple[Matched, ...]:
+def matches(arms: Sequence[StudyArm], equal: Sequence[str] = EQUAL) -> tuple[Matched, ...]:
     """Whether the trained arms of each seed share what they must; nothing where no arm was trained."""
-    trained = [arm for arm in arms if arm.seed is not None]
+    trained = [arm for arm in arms if arm.seed is not None and DIVERGED not in arm.facts]
     found = []
-    for name in EQUAL if trained else ():
+    for name in equal if trained else ():
         by_seed: dict[int | None, set[str]] = {}
         for arm in trained:
             by_seed.setdefault(arm.seed, set()).add(arm.facts[name])
-        equal = all(len(values) == 1 for values in by_seed.values())
-        found.append(Matched(name=name, equal=equal, values={arm.label: arm.facts[name] for arm in trained}))
+        shared = all(len(values) == 1 for values in by_seed.values())
+        found.append(Matched(name=name, equal=shared, values={arm.label: arm.facts[name] for arm in trained}))
     return tuple(found)
 
 

@@ -2,6 +2,8 @@
 
     step_400/config.json, model.safetensors, tokenizer.json    the model; opens by itself (models/folder.py)
     step_400/optimizer.safetensors                             state of the optimizer, by parameter name
+    step_400/ema.safetensors                                   average of the weights, where the run keeps one
+    step_400/carry.safetensors                                 what the objective keeps between steps, if anything
     step_400/state.json                                        run configuration, progress, sizes and sums of the others
     latest                                                     name of the newest
 
@@ -28,13 +30,15 @@ from looplab.data.packing import DataState
 from looplab.data.tokenizers import FILE as TOKENIZER_FILE
 from looplab.data.tokenizers import SPECIALS, Tokenizer
 from looplab.models.base import LoopedLM
-from looplab.models.folder import load_tensors, read_tensors, save_folder, save_tensors
+from looplab.models.folder import NAMED, load_tensors, read_tensors, save_folder, save_tensors
 from looplab.records import dump_json, encode_json, write_atomic
 from looplab.recurrence.ledger import Ledger
+from looplab.tasks.rows import TaskRows
 from looplab.training.config import RunConfig
 from looplab.training.optimizer import load_state, state_tensors
 
-OPTIMIZER, STATE, LATEST = "optimizer.safetensors", "state.json", "latest"
+OPTIMIZER, CARRY, STATE, LATEST = "optimizer.safetensors", "carry.safetensors", "state.json", "latest"
+AVERAGE = "ema.safetensors"
 SCHEMA = 1
 
 
@@ -50,8 +54,8 @@ class Progress:
     """Optimizer steps done."""
     tokens: int = 0
     """Input tokens processed."""
-    depth_sum: int = 0
-    """Sum of the drawn depths."""
+    depth_sum: int | float = 0
+    """Sum of the drawn depths; of depths per row their means."""
     window_sum: float = 0.0
     """Sum of the iterations with gradient, in the unit of the depth."""
     skips: int = 0
@@ -60,8 +64,12 @@ class Progress:
     ledger: Ledger = field(default_factory=Ledger)
     metrics_bytes: int = 0
     """Length of metrics.jsonl."""
+    depth_law: dict[str, list[float]] = field(default_factory=dict)
+    """What has become of a learned law (`DepthLearner.state_dict`)."""
 
-    def add(self, *, tokens: int, depth: int, window: float, skipped: bool, seconds: float, ledger: Ledger) -> None:
+    def add(
+        self, *, tokens: int, depth: int | float, window: int | float, skipped: bool, seconds: float, ledger: Ledger
+    ) -> None:
         """One more step."""
         self.step += 1
         self.tokens += tokens
@@ -90,13 +98,18 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     data: DataState,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     *,
+    carry: Mapping[str, torch.Tensor] | None = None,
+    average: Mapping[str, torch.Tensor] | None = None,
     mark: str = "",
 ) -> Path:
     """Writes `step_<n><mark>` into the folder of a run, and deletes all but the newest `config.keep`.
 
     Args:
+        tokenizer: None for a run on a task.
+        carry: What the objective keeps for the next step.
+        average: The averaged weights, by name.
         mark: "_diverged": a folder for inspection, which no run resumes from.
     """
     final = run / f"step_{progress.step}{mark}"
@@ -104,6 +117,10 @@ def save_checkpoint(
     shutil.rmtree(partial, ignore_errors=True)
     save_model(partial, config, model, progress, tokenizer)
     save_tensors(partial / OPTIMIZER, state_tensors(optimizer, model))
+    if carry:
+        save_tensors(partial / CARRY, carry)
+    if average:
+        save_tensors(partial / AVERAGE, average)
     state = {
         "schema": SCHEMA,
         "versions": {"looplab": looplab.__version__, "torch": torch.__version__},
@@ -131,19 +148,20 @@ def save_model(
     config: RunConfig,
     model: LoopedLM,
     progress: Progress,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     *,
     final_loss: float | None = None,
     dtype: torch.dtype | None = None,
+    averaged: bool = False,
 ) -> None:
     """Writes the model of a run as a folder that opens by itself.
 
     Args:
         final_loss: Held-out nats per token at the trained depth.
+        averaged: Its weights are averages at this moment; the folder says so.
         dtype: Type of the stored tensors; None: as they are.
     """
     source = Path(config.data.tokenizer)
-    in_bytes = config.data.tokenizer == "bytes"
     trained: dict[str, Any] = {
         "recipe": config.recipe,
         "seed": config.seed,
@@ -151,15 +169,24 @@ def save_model(
         "tokens": progress.tokens,
         "trained_depth": str(model.spec.trained_depth),
         "config_hash": config_hash(config),
-        "tokenizer_hash": tokenizer.hash,
     }
+    if isinstance(config.data, TaskRows):
+        trained["task"] = to_dict(config.data.task)
+    if tokenizer is not None:
+        trained["tokenizer_hash"] = tokenizer.hash
     if final_loss is not None:
         trained["final_loss"] = final_loss
+    if averaged:
+        trained["ema"] = config.ema
     save_folder(
         folder,
         model,
-        tokenizer="bytes" if in_bytes else source / TOKENIZER_FILE if source.is_dir() else source,
-        token_ids={name: getattr(tokenizer, name) for name in SPECIALS if getattr(tokenizer, name) is not None},
+        tokenizer=config.data.tokenizer
+        if config.data.tokenizer in NAMED
+        else source / TOKENIZER_FILE
+        if source.is_dir()
+        else source,
+        token_ids={name: getattr(tokenizer, name) for name in SPECIALS if getattr(tokenizer, name, None) is not None},
         trained=trained,
         dtype=dtype,
     )
@@ -194,6 +221,17 @@ def restore(checkpoint: Checkpoint, model: LoopedLM, optimizer: torch.optim.Opti
     """Puts weights and optimizer state back."""
     load_tensors(model, read_tensors(checkpoint.path / "model.safetensors"))
     load_state(optimizer, model, read_tensors(checkpoint.path / OPTIMIZER))
+
+
+def read_carry(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """What the objective kept."""
+    path = checkpoint.path / CARRY
+    return read_tensors(path) if path.is_file() else {}
+
+
+def read_average(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """The averaged weights."""
+    return read_tensors(checkpoint.path / AVERAGE)
 
 
 def remove_partial(run: Path) -> None:

@@ -13,13 +13,18 @@ from looplab._config import KIND, from_dict, to_dict
 from looplab._registry import did_you_mean
 from looplab.data.packing import PackedText
 from looplab.models.base import MODELS, LoopedLM, build, model_name
+from looplab.models.folder import load_partly
 from looplab.objectives.base import Objective
+from looplab.recurrence.aligned import check_aligned
 from looplab.recurrence.depth.base import DepthSampler
 from looplab.recurrence.gradient.base import GradientStrategy
 from looplab.recurrence.gradient.full import FullBPTT
+from looplab.recurrence.gradient.implicit import Implicit
 from looplab.recurrence.gradient.segmented import SegmentedDetach
 from looplab.recurrence.gradient.truncated import TruncatedBPTT
 from looplab.recurrence.injection import NoInjection
+from looplab.tasks.base import Progress
+from looplab.tasks.rows import TaskRows
 from looplab.training.optimizer import Optimizer
 from looplab.training.schedule import Schedule
 
@@ -53,28 +58,61 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskEvaluation:
+    """Answers graded at a grid of difficulty x num_steps."""
+
+    every: int = 500
+    """Optimizer steps between evaluations; the end of the run is always evaluated."""
+    items: int = 256
+    """Problems per difficulty, the same in every evaluation."""
+    difficulties: tuple[int, ...] | None = None
+    """None: those of training, and twice and four times as much where the task tests them."""
+    depths: tuple[float, ...] = (1.0, 2.0)
+    """num_steps, as multiples of the iterations that a difficulty takes; as far as the model has them."""
+
+    def __post_init__(self) -> None:
+        for name in ("every", "items"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"TaskEvaluation.{name} must be at least 1. Got {getattr(self, name)}.")
+        if not self.depths or min(self.depths) <= 0:
+            raise ValueError(f"TaskEvaluation.depths must be positive multiples. Got {self.depths}.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One training run."""
 
     recipe: str
     """Name of the recipe it came from."""
     model: Any
-    """Configuration of a registered model; its `trained_depth` is the depth law, one draw per optimizer step."""
-    data: PackedText
-    """Text, tokenizer, and the shape of the global batch."""
+    """Configuration of a registered model; its `trained_depth` is the depth law."""
+    data: PackedText | TaskRows
+    """Text and tokenizer, or a task; and the shape of the global batch."""
     objective: Objective
     optimizer: Optimizer
     schedule: Schedule
+    depth_per: Literal["batch", "micro_batch", "sequence"] = "batch"
+    """What has one draw of the depth: all rows of an optimizer step, those of a micro-batch, or every row."""
+    row_bucket: int = 1
+    """With depths per sequence, the rows of a launch are rounded up to a multiple of this (`recurrence.aligned`)."""
     gradient: GradientStrategy = field(default_factory=FullBPTT)
     """Where the graph through the loop is cut."""
     allow_untrained_prelude: bool = False
     """Accept a gradient window on a core without injection, which cuts embeddings and prelude off from the loss."""
+    start: str | None = None
+    """Folder of a model at whose weights the run begins; None: new ones. Parameters that the folder does not have are
+    new, and `train_only` must name them. A resumed run does not read it again."""
+    train_only: tuple[str, ...] = ()
+    """Starts of the names of the parameters that are trained; all others stay as they are. None named: all train."""
     steps: int = _free(1000)
     """Optimizer steps."""
     micro_batches: int = 1
     """Pieces of the global batch that run one after another, to save memory."""
     clip_norm: float | None = 1.0
     """Largest global gradient norm; None: no clipping."""
+    ema: float | None = None
+    """Decay of an exponential average of the trained parameters, which is evaluated and becomes the final model; None:
+    no average."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: autocast; weights, optimizer state, norms and losses stay in float32."""
     seed: int = 0
@@ -82,7 +120,7 @@ class RunConfig:
     """CPU threads of PyTorch; equal bits need an equal number."""
     max_skips: int = 3
     """Steps in a row with a loss or gradient that is not finite, after which the run stops."""
-    evaluation: Evaluation = _free(Evaluation())
+    evaluation: Evaluation | TaskEvaluation = _free(Evaluation())
     log_every: int = _free(50)
     """Steps between printed lines; every step is in metrics.jsonl."""
     save_every: int = _free(250)
@@ -91,23 +129,26 @@ class RunConfig:
     """Checkpoints kept; older ones are deleted."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "micro_batches", "threads", "max_skips", "log_every", "save_every", "keep"):
+        for name in ("steps", "micro_batches", "row_bucket", "threads", "max_skips", "log_every", "save_every", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"RunConfig.{name} must be at least 1. Got {getattr(self, name)}.")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise ValueError(f"RunConfig.clip_norm must be positive, or None. Got {self.clip_norm}.")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"RunConfig.ema must be between 0 and 1, or None. Got {self.ema}. 0.999 is usual.")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"RunConfig.seed must be from 0 to 2**63 - 1. Got {self.seed}.")
-        rows = self.data.packing.rows
-        if rows % self.micro_batches:
+        if self.data.rows % self.micro_batches:
+            where = "data.packing.rows" if isinstance(self.data, PackedText) else "data.rows"
             raise ValueError(
-                f"RunConfig.micro_batches must divide data.packing.rows ({rows}). Got {self.micro_batches}."
+                f"RunConfig.micro_batches must divide {where} ({self.data.rows}). Got {self.micro_batches}."
             )
+        self._check_task()
         model_name(self.model)
         law = getattr(self.model, "trained_depth", None)
         if law is not None and not isinstance(law, DepthSampler):
             raise ValueError(f"RunConfig.model.trained_depth must be a law such as FixedDepth. Got {law}. Give one.")
-        longest, seq_len = getattr(self.model, "max_positions", None), self.data.packing.seq_len
+        longest, seq_len = getattr(self.model, "max_positions", None), self.data.seq_len
         if longest is not None and seq_len > longest:
             raise ValueError(
                 f"RunConfig.data.packing.seq_len must be at most model.max_positions ({longest}). Got {seq_len}. "
@@ -115,13 +156,92 @@ class RunConfig:
             )
         if isinstance(self.gradient, SegmentedDetach) and self.objective.needs.states == "last":
             raise ValueError(_segments(self.gradient.every, type(self.objective).__name__))
-        window = _window(self.gradient)
-        blind = isinstance(getattr(self.model, "injection", None), NoInjection)
-        if window is not None and blind and window < self._deepest() and not self.allow_untrained_prelude:
+        self._check_trained()
+        if isinstance(self.gradient, Implicit) and self.objective.needs.states == "every":
             raise ValueError(
-                f"TruncatedBPTT(window={window}) on a core without injection leaves 'embed' without gradient when "
+                f"Implicit is the gradient of the last state; {type(self.objective).__name__} scores others too. "
+                "Use NextToken or FullBPTT."
+            )
+        self._check_depths()
+        inner = getattr(self.gradient, "inner", self.gradient)
+        blind = isinstance(getattr(self.model, "injection", None), NoInjection) and not self.allow_untrained_prelude
+        deepest = self._deepest() if blind else 0
+        window = inner.at(0).gradient_count(deepest)
+        if window < deepest:
+            kind = type(inner).__name__ if not isinstance(inner, TruncatedBPTT) else f"TruncatedBPTT(window={window})"
+            raise ValueError(
+                f"{kind} on a core without injection leaves 'embed' without gradient when "
                 f"num_steps > {window}. Use FullBPTT, add an injection, or set allow_untrained_prelude=True."
             )
+
+    def _check_depths(self) -> None:
+        """What depths per micro-batch and per row ask of the objective and of the model."""
+        name, law = type(self.objective).__name__, getattr(self.model, "trained_depth", None)
+        if law is not None and law.learner() is not None and self.depth_per != "batch":
+            raise ValueError(
+                f"RunConfig.depth_per must be 'batch' for a learned law, which learns from one draw per step. "
+                f"Got {self.depth_per!r}."
+            )
+        if self.depth_per != "sequence":
+            if self.row_bucket > 1:
+                raise ValueError(
+                    f"RunConfig.row_bucket must be 1 with depth_per={self.depth_per!r}, where all rows run. "
+                    f"Got {self.row_bucket}. Set depth_per='sequence'."
+                )
+            return
+        kind = type(self.objective)
+        if kind.run is not Objective.run or kind.reads is not Objective.reads or self.objective.needs.states != "last":
+            raise ValueError(
+                "RunConfig.depth_per='sequence' needs an objective of the last state alone, since rows reach theirs at "
+                f"different iterations. Got {name}. Use NextToken or depth_per='batch'."
+            )
+        check_aligned(build(self.model, device="meta").spec, self.gradient)
+
+    def _check_task(self) -> None:
+        """What objectives and evaluations ask of the data."""
+        name, of_task = type(self.objective).__name__, isinstance(self.data, TaskRows)
+        if self.objective.carries and self.micro_batches > 1:
+            raise ValueError(
+                f"RunConfig.micro_batches must be 1 for {name}, which keeps states of whole batches from step to step. "
+                f"Got {self.micro_batches}. Lower the rows of the data."
+            )
+        if of_task != isinstance(self.evaluation, TaskEvaluation):
+            wanted = "TaskEvaluation" if of_task else "Evaluation"
+            raise ValueError(
+                f"RunConfig.evaluation must be {wanted} for this data. Got {type(self.evaluation).__name__}."
+            )
+        task = self.data.task if isinstance(self.data, TaskRows) else None
+        if self.objective.needs.targets and not isinstance(task, Progress):
+            got = "text has none" if task is None else f"task {task.name!r} has none"
+            raise ValueError(f"{name} needs per-iteration targets; {got}. Use EveryIteration or TerminalFixedPoint.")
+
+    def _check_trained(self) -> None:
+        """What is trained, and what the objective asks of the model."""
+        kind = type(self.objective)
+        if kind.beside is not Objective.beside:
+            raise ValueError(
+                f"RunConfig.objective must train the model. Got {kind.__name__}, which trains a gate beside a finished "
+                "one. Use TrainingStep(model, objective, gradient), and keep its `beside`."
+            )
+        if not self.train_only and kind.check is Objective.check:
+            return
+        model = build(self.model, device="meta")
+        names = [name for name, _ in model.named_parameters()]
+        for prefix in self.train_only:
+            if not any(name.startswith(prefix) for name in names):
+                known = sorted({name.split(".")[0] for name in names})
+                raise ValueError(
+                    f"RunConfig.train_only must name parameters of the model. Got {prefix!r}."
+                    f"{did_you_mean(prefix, known)} Known: {', '.join(known)}."
+                )
+        self.objective.check(self._frozen(model))
+
+    def _frozen(self, model: LoopedLM) -> LoopedLM:
+        """The model, with `requires_grad` where `train_only` says so."""
+        if self.train_only:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name.startswith(self.train_only))
+        return model
 
     def _deepest(self) -> int:
         """Most applications that a step may run."""
@@ -129,9 +249,16 @@ class RunConfig:
         steps = max(law.support())
         return steps if law.of_prefix else len(model.spec.plan(steps))
 
-    def build_model(self) -> LoopedLM:
-        """The untrained model of this run."""
-        return build(self.model, seed=self.seed)
+    def build_model(self, *, resumed: bool = False) -> LoopedLM:
+        """The model that this run begins with; without the weights of `start` where they come from a checkpoint.
+
+        Raises:
+            FileNotFoundError, ValueError: `start` has no weights, or weights of another model.
+        """
+        model = build(self.model, seed=self.seed)
+        if self.start is not None and not resumed:
+            load_partly(model, self.start, missing=self.train_only)
+        return self._frozen(model)
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> "RunConfig":
@@ -145,11 +272,6 @@ class RunConfig:
             hint, known = did_you_mean(str(kind), classes), ", ".join(sorted(classes))
             raise KeyError(f"Unknown choice {kind!r} for RunConfig.model.{hint} Known: {known}.")
         return from_dict(cls, {**data, "model": from_dict(classes[kind], written, path="RunConfig.model")})
-
-
-def _window(gradient: GradientStrategy) -> int | None:
-    inner = getattr(gradient, "inner", gradient)
-    return inner.window if isinstance(inner, TruncatedBPTT) else None
 
 
 def _segments(every: int, objective: str) -> str:

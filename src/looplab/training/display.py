@@ -3,11 +3,14 @@
 import sys
 from collections.abc import Mapping
 from io import TextIOBase
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Display:
     """Where a run reports to. This one says nothing."""
+
+    silent: ClassVar[bool] = True
+    """Whether lines are dropped, so that nobody needs to make them."""
 
     def step(self, record: Mapping[str, Any], *, steps: int, tokens_per_second: float, seconds_left: float) -> None:
         """One optimizer step; `record` is its line of metrics.jsonl."""
@@ -21,6 +24,8 @@ class Display:
 
 class Lines(Display):
     """One line per `every` steps."""
+
+    silent = False
 
     def __init__(self, every: int, stream: TextIOBase | None = None):
         self._every = every
@@ -38,6 +43,8 @@ class Lines(Display):
 
 class Bar(Display):
     """A bar that moves on a terminal; lines of `say` stay above it."""
+
+    silent = False
 
     def __init__(self, stream: TextIOBase | None = None):
         from rich.console import Console

@@ -6,13 +6,14 @@ without have the same weights to the bit.
 """
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 from looplab._types import Float
 from looplab.data.packing import Batch, PackedLoader
 from looplab.models.base import LoopedLM
-from looplab.objectives.base import Rollout
+from looplab.objectives.base import Rollout, encode
 from looplab.objectives.next_token import NextToken
 from looplab.recurrence import state as states
 from looplab.recurrence.ledger import Ledger
@@ -20,11 +21,22 @@ from looplab.recurrence.loop import walk
 from looplab.recurrence.philox import stream_key
 from looplab.recurrence.plan import Plan, PlanNode
 from looplab.recurrence.spec import LoopSpec, Refuse
-from looplab.training.step import Precision, autocast, encode, to_device
+from looplab.training.step import Precision, autocast, to_device
 
 
 class DepthError(ValueError):
     """A depth at which the model cannot be evaluated."""
+
+
+class Scores(NamedTuple):
+    """What an evaluation found."""
+
+    loss: float
+    """The one number of the run."""
+    record: dict[str, Any]
+    """For the metrics."""
+    line: str
+    """For the reader."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +50,17 @@ class HeldOut:
     plan: Plan
     precision: Precision = "fp32"
     device: str = "cpu"
+
+    @property
+    def hash(self) -> str:
+        """Of the text."""
+        return self.loader.hash
+
+    def evaluate(self, model: LoopedLM, *, ledger: Ledger | None = None) -> "Scores":
+        """The losses, and that of the full plan as the one number of the run."""
+        losses = self.losses(model, ledger=ledger)
+        row = "  ".join(f"{depth}: {loss:.4f}" for depth, loss in losses.items())
+        return Scores(losses[len(model.spec.plan())], {"losses": losses}, f"held-out loss by applications  {row}")
 
     def losses(self, model: LoopedLM, *, ledger: Ledger | None = None) -> dict[int, float]:
         """Applications -> nats per token over all batches."""

@@ -2,10 +2,10 @@
 
 import json
 import platform
+from typing import Any
 
 import looplab
 from looplab._config import config_hash, to_dict
-from looplab.data.packing import PackedLoader
 from looplab.records import RunRecord
 from looplab.recurrence.depth.fixed import FixedDepth
 from looplab.recurrence.spec import LoopSpec
@@ -20,14 +20,14 @@ def run_record(
     *,
     run_id: str,
     loss: float,
-    data: PackedLoader,
-    held_out: PackedLoader,
+    data: Any,
+    held_out: str,
     device: str,
 ) -> RunRecord:
     """The record of a run that came to its end.
 
     `num_steps` and `window` are means over the draws, in the unit of the law: iterations, or applications under
-    PrefixDepth. `loss` is that of the full plan.
+    PrefixDepth. `loss` is that of the full plan, `data` the loader, `held_out` the hash of what was evaluated.
     """
     law, full = spec.trained_depth, spec.default_steps
     prefix = law.of_prefix  # type: ignore[attr-defined]
@@ -48,15 +48,15 @@ def run_record(
         width=readable.width,
         layers_once=spec.cost.prelude.layers + spec.cost.coda.layers,
         layers_core=len(core),
-        seq_len=config.data.packing.seq_len,
+        seq_len=config.data.seq_len,
         vocab_size=spec.vocab[0],
         tokens=progress.tokens,
         unique_tokens=min(progress.tokens, data.num_tokens),
         train_flops=progress.ledger.flops_forward + progress.ledger.flops_backward,
         flops_pairs="causal" if spec.causal else "square",
         loss=loss,
-        loss_split=held_out.hash,
-        tokenizer=data.state(0).tokenizer,
+        loss_split=held_out,
+        tokenizer=data.tokenizer_hash,
         eval_steps=float(len(spec.plan()) if prefix else full[0] if isinstance(full, tuple) else full),
         seconds=progress.seconds,
         hardware=f"{platform.machine()} {device}, {config.threads} threads",

@@ -2,7 +2,8 @@
 
 warmup:  (step + 1) / warmup_steps                          step counts from 0, so the first step is not lost
 after:   x = (step - warmup_steps) / (steps - warmup_steps)
-         constant 1;   linear  1 - (1 - floor) x;   cosine  floor + (1 - floor) (1 + cos(pi x)) / 2
+         constant 1;   linear  1 - (1 - floor) y;   cosine  floor + (1 - floor) (1 + cos(pi y)) / 2
+         y = (x - hold) / (1 - hold), 0 before: the peak rate is held for a part of what follows the warm-up
 """
 
 import math
@@ -47,26 +48,38 @@ class _Decay(Schedule):
 
     floor: float = 0.0
     """Share of the peak rate that is left at the end."""
+    hold: float = 0.0
+    """Part of what follows the warm-up that still has the peak rate."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.floor <= 1:
             raise ValueError(f"{type(self).__name__}.floor must be in [0, 1]. Got {self.floor}.")
+        if not 0 <= self.hold < 1:
+            raise ValueError(f"{type(self).__name__}.hold must be in [0, 1). Got {self.hold}.")
+
+    def after(self, x: float) -> float:
+        """The factor at the fraction x of what follows the warm-up."""
+        return self.floor + (1.0 - self.floor) * self.left(max(0.0, (x - self.hold) / (1 - self.hold)))
+
+    @abstractmethod
+    def left(self, y: float) -> float:
+        """What is left of the way down to the floor, at the fraction y of it: 1 to 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(_Decay):
     """A straight line down to the floor."""
 
-    def after(self, x: float) -> float:
-        """The factor at the fraction x of what follows the warm-up."""
-        return 1.0 - (1.0 - self.floor) * x
+    def left(self, y: float) -> float:
+        """1 - y."""
+        return 1.0 - y
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(_Decay):
     """Half a cosine down to the floor."""
 
-    def after(self, x: float) -> float:
-        """The factor at the fraction x of what follows the warm-up."""
-        return self.floor + (1.0 - self.floor) * (1.0 + math.cos(math.pi * x)) / 2.0
+    def left(self, y: float) -> float:
+        """(1 + cos(pi y)) / 2."""
+        return (1.0 + math.cos(math.pi * y)) / 2.0

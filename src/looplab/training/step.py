@@ -5,7 +5,9 @@ context = encode(rows);  s_0 = init_state(context, noise);  s_K under the gradie
 """
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,11 +17,10 @@ from torch import Tensor, nn
 from looplab._types import Float, Int
 from looplab.data.packing import Batch
 from looplab.models.base import LoopedLM
-from looplab.objectives.base import LossParts, Objective, Rollout
+from looplab.objectives.base import LossParts, Objective, Pass
 from looplab.recurrence import state as states
 from looplab.recurrence.gradient.base import GradientStrategy
 from looplab.recurrence.ledger import Ledger
-from looplab.recurrence.loop import run_plan
 from looplab.recurrence.philox import stream_key
 from looplab.recurrence.plan import Plan
 from looplab.recurrence.spec import LoopSpec
@@ -28,6 +29,7 @@ from looplab.recurrence.trace import Recorder
 _TENSORS = ("tokens", "labels", "positions", "document_ids", "rows")
 
 Precision = Literal["fp32", "bf16"]
+DepthPer = Literal["batch", "micro_batch", "sequence"]
 
 
 class StepOutput(NamedTuple):
@@ -40,16 +42,39 @@ class StepOutput(NamedTuple):
     first_squares: Float[Tensor, ""]
     last_squares: Float[Tensor, ""]
     """Mean square of the state before and after the loop, times the rows."""
+    plan: Plan
+    """The applications that ran."""
+    carry: dict[str, Tensor]
+    """What the objective keeps for the next step."""
+
+
+class At(NamedTuple):
+    """Where in a run a step is."""
+
+    step: int = 0
+    steps: int = 1
+    seed: int = 0
+    carry: Mapping[str, Tensor] = MappingProxyType({})
+    fetch: Callable[[int, Sequence[int]], Batch] | None = None
+    """See `objectives.base.Pass`, of this and the next two."""
+    depths: Int[Tensor, " batch"] | None = None
+    row_bucket: int = 1
 
 
 class TrainingStep(nn.Module):
-    """A model, an objective and a gradient strategy."""
+    """A model, an objective and a gradient strategy.
+
+    Attributes:
+        beside: What the objective trains beside a finished model, in whose place it is optimized and kept; None for
+            objectives that train the model.
+    """
 
     def __init__(
         self, model: LoopedLM, objective: Objective, gradient: GradientStrategy, *, precision: Precision = "fp32"
     ):
         super().__init__()
         self.model, self.objective, self.gradient, self.precision = model, objective, gradient, precision
+        self.beside = objective.beside(model)
 
     def forward(
         self,
@@ -58,6 +83,7 @@ class TrainingStep(nn.Module):
         noise: Float[Tensor, "batch seq noise"] | None,
         counts: dict[str, int],
         *,
+        at: At | None = None,
         ledger: Ledger | None = None,
         recorder: Recorder | None = None,
     ) -> StepOutput:
@@ -65,36 +91,77 @@ class TrainingStep(nn.Module):
 
         Args:
             counts: Scored terms of the global batch, per part.
+            at: Where in the run this is, for objectives that depend on it; default: its first step.
             ledger: Receives the counts of what ran.
             recorder: Watches the applications; needed by nobody but a search for a fault.
         """
-        model, every = self.model, self.objective.needs.states == "every"
-        recorder = recorder or (Recorder() if every else None)
+        at = at or At()
+        given = Pass(
+            model=self.model,
+            batch=batch,
+            plan=plan,
+            noise=noise,
+            depths=at.depths,
+            row_bucket=at.row_bucket,
+            gradient=self.gradient.at(at.step),
+            step=at.step,
+            steps=at.steps,
+            seed=at.seed,
+            carry=at.carry,
+            fetch=at.fetch,
+            beside=self.beside,
+            ledger=ledger,
+            recorder=recorder,
+        )
         with autocast(self.precision, batch.tokens.device.type):
-            context = encode(model, batch, ledger=ledger)
-            first = model.init_state(context, noise)
-            last = run_plan(model, plan, context, first, gradient=self.gradient, ledger=ledger, recorder=recorder)
-            kept = dict(enumerate(recorder.states)) if every and recorder is not None else {len(plan): last}
-            rollout = Rollout(model=model, context=context, plan=plan, states=kept, ledger=ledger)
-            parts = self.objective.loss(rollout, batch.labels)
-        return StepOutput(parts.share(counts), parts.detach(), _squares(first), _squares(last))
-
-
-def encode(model: LoopedLM, batch: Batch, *, ledger: Ledger | None = None) -> Any:
-    """The context of a batch, counted."""
-    extras = None if batch.document_ids is None else {"document_ids": batch.document_ids}
-    context = model.encode(batch.tokens, positions=batch.positions, extras=extras)
-    if ledger is not None:
-        rows, tokens = batch.tokens.shape
-        ledger.count_encode(model.spec, rows=rows, tokens=tokens, gradient=torch.is_grad_enabled())
-    return context
+            parts, first, last, ran, carry = self.objective.run(given)
+        return StepOutput(parts.share(counts), parts.detach(), _squares(first), _squares(last), ran, carry)
 
 
 def draw_depth(spec: LoopSpec, seed: int, step: int) -> tuple[int, Plan]:
     """The depth of an optimizer step (from 0), the same for all its rows, and the plan that it means."""
     law = spec.trained_depth
     depth = int(law.draw(stream_key(seed, "depth"), step, np.zeros(1, np.int64))[0])  # type: ignore[attr-defined]
-    return depth, spec.plan()[:depth] if law.of_prefix else spec.plan(depth)  # type: ignore[attr-defined]
+    return depth, depth_plan(spec, depth)
+
+
+class Drawn(NamedTuple):
+    """The depth of the rows of a micro-batch."""
+
+    depth: int | float
+    """As drawn; of rows with depths of their own their mean."""
+    plan: Plan
+    """Of the deepest row."""
+    depths: Int[Tensor, " batch"] | None = None
+    """Of every row, where they have their own."""
+
+    def lengths(self, ran: Plan) -> list[int]:
+        """Applications of the rows, of which `ran` is the longest run."""
+        return [len(ran)] if self.depths is None else self.depths.tolist()
+
+
+def draw_depths(
+    spec: LoopSpec, seed: int, step: int, pieces: Sequence[Batch], per: DepthPer, law: Any = None
+) -> list[Drawn]:
+    """The depths of an optimizer step, for every micro-batch.
+
+    Args:
+        per: One depth for all rows of the step, for those of a micro-batch, or for each.
+        law: What has become of a learned law; None: the model's own.
+    """
+    law, key, one = law or spec.trained_depth, stream_key(seed, "depth"), np.zeros(1, np.int64)
+    if per == "sequence":
+        drawn = [torch.from_numpy(law.draw(key, step, piece.rows.cpu().numpy())) for piece in pieces]
+        return [Drawn(float(d.double().mean()), depth_plan(spec, int(d.max())), d) for d in drawn]
+    numbers = range(len(pieces)) if per == "micro_batch" else [0] * len(pieces)
+    depths = [int(law.draw(key, step, one, number)[0]) for number in numbers]
+    return [Drawn(depth, depth_plan(spec, depth)) for depth in depths]
+
+
+def depth_plan(spec: LoopSpec, depth: int) -> Plan:
+    """The plan that a draw means: of `depth` steps, or of the first `depth` applications under PrefixDepth."""
+    prefix = spec.trained_depth.of_prefix  # type: ignore[attr-defined]
+    return spec.plan()[:depth] if prefix else spec.plan(depth)
 
 
 def draw_noise(spec: LoopSpec, seed: int, step: int, batch: Batch) -> Float[Tensor, "batch seq noise"] | None:
@@ -109,7 +176,7 @@ def draw_noise(spec: LoopSpec, seed: int, step: int, batch: Batch) -> Float[Tens
 def split(batch: Batch, pieces: int) -> list[Batch]:
     """Micro-batches: consecutive rows, in equal numbers."""
 
-    def rows(tensor: Int[Tensor, " *any"] | None) -> list[Any]:
+    def rows(tensor: Int[Tensor, "*any"] | None) -> list[Any]:
         return [None] * pieces if tensor is None else list(tensor.chunk(pieces))
 
     columns = [rows(getattr(batch, name)) for name in _TENSORS]

@@ -170,3 +170,40 @@ def test_a_planted_readout_is_found_by_the_affine_probe_and_not_by_temperature()
     tempered = token_nll(evaluation, lambda h: temperature.beta * head(h), labels).mean()
     assert affine_share >= 0.95
     assert (raw - tempered) / (raw - full) < affine_share
+
+
+def by_cells(hidden, weight):
+    """A head of three cells of four symbols."""
+    return (hidden @ weight.to(hidden.dtype)).unflatten(1, (3, 4)).flatten(0, 1)
+
+
+def test_the_loss_of_a_token_is_the_sum_of_its_cells_and_so_is_its_slope():
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(40, 8, generator=generator, dtype=torch.float64)
+    weight = torch.randn(8, 12, generator=generator, dtype=torch.float64)
+    targets = torch.randint(4, (40, 3), generator=generator)
+    head = lambda h: by_cells(h, weight)  # noqa: E731
+    together = problem_of(hidden, head, targets, logit_bytes=1000)
+    x = together.identity() + 0.1
+    alone = [
+        problem_of(hidden, lambda h, c=c: (h @ weight)[:, 4 * c : 4 * c + 4], targets[:, c]).loss_and_gradient(x)
+        for c in range(3)
+    ]
+    loss, gradient = together.loss_and_gradient(x)
+    assert loss == pytest.approx(sum(each for each, _ in alone), rel=1e-12)
+    torch.testing.assert_close(gradient, sum(slope for _, slope in alone))
+    assert together.loss(x) == pytest.approx(loss, rel=1e-12)
+
+
+def test_a_planted_map_of_tokens_with_cells_is_found():
+    hidden, _, _, documents, gain, shift = planted()
+    weight = 2 * torch.randn(8, 12, generator=torch.Generator().manual_seed(2))
+    wanted = hidden * gain + shift
+    law = torch.softmax(by_cells(wanted, weight), dim=1)
+    targets = torch.multinomial(law, 1, generator=torch.Generator().manual_seed(3)).view(-1, 3)
+    fit = fit_affine(hidden, lambda h: by_cells(h, weight), targets, documents, KEYS)
+    assert fit.converged
+    assert fit.tokens == len(hidden)
+    found, best = (token_nll(h, lambda h: by_cells(h, weight), targets).mean() for h in (fit.apply(hidden), wanted))
+    assert found == pytest.approx(best, abs=0.02)
+    assert token_nll(hidden, lambda h: by_cells(h, weight), targets).mean() > best + 0.3

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import tolerances
-from looplab.audit.probes.scores import divergence, token_nll, token_scores
+from looplab.audit.probes.scores import cells_right, divergence, token_nll, token_scores
 from reference import temperature as twin
 
 
@@ -107,3 +107,50 @@ def test_one_head_pass_serves_all_scores():
 
     token_scores(logits, head, targets, documents, beta=0.8, extra_betas=[0.5, 0.6])
     assert sum(rows) == len(logits)
+
+
+def cells(*, tokens=12, count=3, symbols=4):
+    """Logits with the cells of a token side by side, targets cell by cell, and a head that stacks the cells."""
+    logits, _, documents = data(tokens=tokens, vocab=count * symbols)
+    targets = torch.arange(tokens * count).remainder(5).remainder(symbols).view(tokens, count)
+    return logits, targets, documents, lambda hidden: hidden.unflatten(1, (count, symbols)).flatten(0, 1)
+
+
+def joint(logits, targets, *, beta=1.0, count=3):
+    """Statistics of a token whose symbol is the tuple of its cells, from the law over all tuples."""
+    law = torch.zeros((), dtype=torch.float64)
+    for cell in logits.unflatten(0, (count, -1)):
+        law = law[..., None] + torch.log_softmax(beta * cell, dim=0)
+    size = law.shape[0]
+    index = int(sum(int(t) * size**i for i, t in enumerate(reversed(targets.tolist()))))
+    return twin.token_statistics(law.flatten(), index), law.flatten()
+
+
+def test_a_token_of_several_cells_has_the_law_of_all_tuples():
+    logits, targets, documents, head = cells()
+    scores = token_scores(logits, head, targets, documents, beta=0.37, logit_bytes=5 * 12 * 8)
+    for i in range(len(logits)):
+        for part, beta in ((scores.raw, 1.0), (scores.temperature, 0.37)):
+            statistics, _ = joint(logits[i], targets[i], beta=beta)
+            for name in ("nll", "confidence", "entropy", "brier"):
+                torch.testing.assert_close(getattr(part, name)[i].item(), statistics[name], **tolerances.SCORES)
+        assert scores.correct[i] == joint(logits[i], targets[i])[0]["correct"]
+        assert scores.cells_right[i] == (logits[i].view(3, 4).argmax(dim=1) == targets[i]).sum()
+    assert 0 < scores.cells_right.sum() < targets.numel()
+    np.testing.assert_allclose(scores.logit_norm, logits.norm(dim=1), rtol=1e-12)
+    centred = logits.view(-1, 3, 4) - logits.view(-1, 3, 4).mean(dim=2, keepdim=True)
+    np.testing.assert_allclose(scores.centred_norm, centred.flatten(1).norm(dim=1), rtol=1e-12)
+    np.testing.assert_allclose(scores.sums.loss[0], scores.temperature.nll[:10].sum(), rtol=1e-12)
+    assert scores.sums.tokens.tolist() == [10, 2]
+    np.testing.assert_allclose(token_nll(logits, head, targets), scores.raw.nll, rtol=1e-12)
+    np.testing.assert_array_equal(cells_right(logits, head, targets, logit_bytes=500), scores.cells_right)
+
+
+def test_divergence_of_tokens_of_several_cells_is_that_of_the_tuples():
+    logits, targets, _, head = cells()
+    full = logits.roll(1, dims=0) + logits
+    found, same = divergence(logits, full, head, logit_bytes=1000)
+    for i in range(len(logits)):
+        (_, law), (_, other) = joint(logits[i], targets[i]), joint(full[i], targets[i])
+        np.testing.assert_allclose(found[i], float((other.exp() * (other - law)).sum()), rtol=1e-9)
+        assert same[i] == (law.argmax() == other.argmax())

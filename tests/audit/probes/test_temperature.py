@@ -258,3 +258,14 @@ def test_steps_go_to_the_root_of_the_fourth_cumulants_polynomial():
 def test_bad_input_is_refused(chunks, targets, message):
     with pytest.raises(ValueError, match=message):
         fit_temperature(chunks, targets)
+
+
+def test_a_token_of_several_cells_is_fitted_as_so_many_tokens_and_its_sample_keeps_them_together():
+    logits, targets = sampled(2.2, tokens=15_000, vocab=4)
+    side_by_side = logits.view(5000, 12)
+    chunks = LogitChunks(side_by_side, lambda hidden: hidden.unflatten(1, (3, 4)).flatten(0, 1), logit_bytes=10_000)
+    fit = fit_temperature(chunks, targets)
+    flat = fit_temperature([logits], targets)
+    torch.testing.assert_close(fit.beta, flat.beta, **tolerances.TEMPERATURE)
+    assert fit.sums.tokens.sum() == 15_000
+    assert fit.passes <= 3 < flat.passes  # it began at the fit of every eighth token

@@ -1,6 +1,6 @@
 """Positive controls of the audit: models whose audit is known beforehand, and what must be found on them.
 
-P1 planted_temperature   P2 planted_affine    P3 tracker, on swaps       P4 identity
+P1 planted_temperature   P2 planted_affine    P3 tracker, on swaps       P3b progress, on a task       P4 identity
 P5 trivial_repeat, which searches what is unprinted        P6 count_only        P7 composition_only
 
 base        claims and outcomes            letters     texts of a known law

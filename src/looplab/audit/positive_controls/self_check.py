@@ -9,6 +9,7 @@ from looplab.audit.positive_controls.count_only import CountOnly
 from looplab.audit.positive_controls.identity import Identity
 from looplab.audit.positive_controls.planted_affine import PlantedAffine
 from looplab.audit.positive_controls.planted_temperature import PlantedTemperature
+from looplab.audit.positive_controls.progress import ProgressTracker
 from looplab.audit.positive_controls.tracker import ConstructedTracker
 from looplab.audit.positive_controls.trivial_repeat import TrivialRepeat, Writer
 
@@ -31,11 +32,12 @@ class SelfCheck:
 
 
 def controls(write_report: Writer | None = None) -> tuple[Control, ...]:
-    """P1 to P7."""
+    """P1 to P7, P3b after P3."""
     return (
         PlantedTemperature(),
         PlantedAffine(),
         ConstructedTracker(),
+        ProgressTracker(),
         Identity(),
         TrivialRepeat(write_report),
         CountOnly(),

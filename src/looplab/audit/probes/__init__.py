@@ -5,7 +5,7 @@ Everything streams: hidden states are spooled, `head` turns chunks of them into 
 
 from looplab.audit.probes.affine import Affine, fit_affine
 from looplab.audit.probes.full_rank import FullRank, fit_full_rank
-from looplab.audit.probes.scores import ReadoutScores, TokenScores, divergence, token_nll, token_scores
+from looplab.audit.probes.scores import ReadoutScores, TokenScores, cells_right, divergence, token_nll, token_scores
 from looplab.audit.probes.stream import LOGIT_BYTES, Head, LogitChunks, leading_tokens
 from looplab.audit.probes.temperature import Temperature, exact_refit, fit_temperature
 
@@ -18,6 +18,7 @@ __all__ = [
     "ReadoutScores",
     "Temperature",
     "TokenScores",
+    "cells_right",
     "divergence",
     "exact_refit",
     "fit_affine",

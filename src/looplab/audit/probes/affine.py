@@ -63,7 +63,7 @@ class Affine:
 def fit_affine(
     hidden: Float[Tensor, "tokens dim"],
     head: Head,
-    targets: Int[Tensor, " tokens"],
+    targets: Int[Tensor, "tokens *cells"],
     documents: Int[Tensor, " tokens"],
     keys: Sequence[str],
     *,

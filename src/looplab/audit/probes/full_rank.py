@@ -71,7 +71,7 @@ class FullRank:
 def fit_full_rank(
     hidden: Float[Tensor, "tokens dim"],
     head: Head,
-    targets: Int[Tensor, " tokens"],
+    targets: Int[Tensor, "tokens *cells"],
     documents: Int[Tensor, " tokens"],
     keys: Sequence[str],
     *,

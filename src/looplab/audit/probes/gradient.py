@@ -21,7 +21,7 @@ from looplab.audit.probes.stream import LOGIT_BYTES, Head, chunk_rows
 class TokenIds:
     """Objective nll."""
 
-    ids: Int[Tensor, " tokens"]
+    ids: Int[Tensor, "tokens *cells"]
     copies = 2
 
     def part(self, chosen: Tensor | slice) -> "TokenIds":
@@ -29,9 +29,9 @@ class TokenIds:
         return TokenIds(self.ids[chosen])
 
     def losses(self, logits: Tensor, part: slice, head: Head) -> tuple[Tensor, Tensor]:
-        """Per-token loss, float64, and its slope at the logits."""
+        """Per-token loss (per cell, where a token has several), float64, and its slope at the logits."""
         p, log_sum = _softmax(logits)
-        ids = self.ids[part].long().to(logits.device)[:, None]
+        ids = self.ids[part].long().to(logits.device).reshape(-1, 1)
         losses = log_sum - logits.gather(1, ids)[:, 0].double()
         return losses, _less_one(p, ids)
 
@@ -134,5 +134,5 @@ def _chunks(
         logits = head(changed)
         yield part, piece, changed, logits
         start += rows
-        rows = chunk_rows(logits.detach(), logit_bytes, copies=copies)
+        rows = max(1, chunk_rows(logits.detach(), logit_bytes, copies=copies) * len(piece) // len(logits))
         del logits

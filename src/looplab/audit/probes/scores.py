@@ -6,6 +6,9 @@ With x = z - max z and the moments of `stream.tilted_moments` at a tilt beta:
     brier = 1 - 2 p_y + sum p^2 = 1 - 2 e^{beta x_y} / S0 + P / S0^2
 
 Top-1 is the lowest index among the largest raw logits, at every temperature; at beta = 0 its confidence is 1 / V.
+
+The law of a token that answers with several cells is the product of theirs: losses, entropies, divergences and squares
+of norms add up, probabilities multiply, and the token is right if every cell is.
 """
 
 import dataclasses
@@ -15,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from looplab._types import Bool, Float, Int
+from looplab._types import Bool, Float, Int, Integer
 from looplab.audit.bootstrap import DocumentSums
 from looplab.audit.probes.stream import LOGIT_BYTES, Head, LogitChunks, tilted_moments
 from looplab.audit.probes.temperature import chosen_logit, token_derivatives
@@ -39,6 +42,8 @@ class TokenScores:
     temperature: ReadoutScores
     correct: Bool[np.ndarray, " tokens"]
     """Top-1 is the target; no temperature changes it."""
+    cells_right: Integer[np.ndarray, " tokens"]
+    """How many of the token's cells are right; 0 or 1 where it has one."""
     logit_norm: Float[np.ndarray, " tokens"]
     centred_norm: Float[np.ndarray, " tokens"]
     """Norm of z - mean z, which adding a constant to the logits leaves alone."""
@@ -52,7 +57,7 @@ class TokenScores:
 def token_scores(
     hidden: Float[Tensor, "tokens dim"],
     head: Head,
-    targets: Int[Tensor, " tokens"],
+    targets: Int[Tensor, "tokens *cells"],
     documents: Int[Tensor, " tokens"],
     *,
     beta: float,
@@ -72,61 +77,91 @@ def token_scores(
     num_documents = int(documents.max()) + 1
     sums = torch.zeros(4, num_documents, dtype=torch.float64)
     extra = torch.zeros(len(extra_betas), num_documents, dtype=torch.float64)
+    ids, cells = targets.flatten(), targets.numel() // len(targets)
+    owners = documents if cells == 1 else documents.repeat_interleave(cells)
     start = 0
     for logits in LogitChunks(hidden, head, logit_bytes):
         part = slice(start, start + len(logits))
         start = part.stop
         maxima, moments = tilted_moments(logits, [1.0, beta], power=True)
-        chosen = chosen_logit(logits, maxima, targets[part])
-        correct = logits.argmax(dim=1) == targets[part].to(logits.device)
+        chosen = chosen_logit(logits, maxima, ids[part])
+        right = logits.argmax(dim=1) == ids[part].to(logits.device)
         raw, tempered = (_scores(m, chosen, tilt) for m, tilt in zip(moments, (1.0, beta), strict=True))
-        rows.append(tuple(row.cpu() for row in (*raw, *tempered, correct, *_norms(logits))))
-        sums.index_add_(1, documents[part], token_derivatives(moments[1:, :4], chosen, [beta])[0].cpu())
+        rows.append(tuple(row.cpu() for row in (*raw, *tempered, right, *_squares(logits))))
+        sums.index_add_(1, owners[part], token_derivatives(moments[1:, :4], chosen, [beta])[0].cpu())
         if len(extra_betas):
             _, scale = tilted_moments(logits, list(extra_betas), order=0)
             losses = torch.log(scale[:, 0]) - torch.tensor(list(extra_betas)).double()[:, None].to(chosen) * chosen
-            extra.index_add_(1, documents[part], losses.cpu())
-    columns = [torch.cat(column).numpy() for column in zip(*rows, strict=True)]
+            extra.index_add_(1, owners[part], losses.cpu())
+    columns = [torch.cat(column).view(-1, cells) for column in zip(*rows, strict=True)]
+    cells_right = columns[10].sum(dim=1).numpy()
     loss, first, second, third = sums.numpy()
     tokens = torch.bincount(documents, minlength=num_documents).double().numpy()
     return TokenScores(
-        raw=ReadoutScores(nll=columns[0], confidence=columns[1], entropy=columns[2], brier=columns[3]),
-        temperature=ReadoutScores(nll=columns[4], confidence=columns[5], entropy=columns[6], brier=columns[7]),
-        correct=columns[8],
-        logit_norm=columns[9],
-        centred_norm=columns[10],
+        raw=_joint(columns[:5]),
+        temperature=_joint(columns[5:10]),
+        correct=cells_right == cells,
+        cells_right=cells_right,
+        logit_norm=columns[11].sum(dim=1).sqrt().numpy(),
+        centred_norm=columns[12].sum(dim=1).sqrt().numpy(),
         sums=DocumentSums(loss=loss, first=first, second=second, third=third, tokens=tokens),
         extra=extra.numpy().T,
     )
 
 
 def _scores(moments: Float[Tensor, "5 tokens"], chosen: Float[Tensor, " tokens"], beta: float) -> tuple[Tensor, ...]:
-    """nll, confidence, entropy, Brier."""
+    """nll, confidence, entropy, probability of the target, sum of squared probabilities."""
     s0, s1, power = moments[0], moments[1], moments[4]
     log = torch.log(s0)
-    brier = 1 - 2 * torch.exp(beta * chosen) / s0 + power / s0**2
-    return log - beta * chosen, 1 / s0, log - beta * s1 / s0, brier
+    return log - beta * chosen, 1 / s0, log - beta * s1 / s0, torch.exp(beta * chosen) / s0, power / s0**2
 
 
-def _norms(logits: Float[Tensor, "tokens vocab"]) -> tuple[Tensor, Tensor]:
+def _joint(columns: Sequence[Float[Tensor, "tokens cells"]]) -> ReadoutScores:
+    """The scores of the product of a token's cells."""
+    nll, confidence, entropy, chosen, square = columns
+    brier = 1 - 2 * chosen.prod(dim=1) + square.prod(dim=1)
+    nll, entropy = nll.sum(dim=1), entropy.sum(dim=1)
+    return ReadoutScores(
+        nll=nll.numpy(), confidence=confidence.mean(dim=1).numpy(), entropy=entropy.numpy(), brier=brier.numpy()
+    )
+
+
+def _squares(logits: Float[Tensor, "tokens vocab"]) -> tuple[Tensor, Tensor]:
     square = logits.square().sum(dim=1, dtype=torch.float64)
     mean = logits.mean(dim=1, dtype=torch.float64)
     centred = (logits - mean[:, None].to(logits.dtype)).square().sum(dim=1, dtype=torch.float64)
-    return square.sqrt(), centred.sqrt()
+    return square, centred
 
 
 @torch.no_grad()
 def token_nll(
-    hidden: Float[Tensor, "tokens dim"], head: Head, targets: Int[Tensor, " tokens"], *, logit_bytes: int = LOGIT_BYTES
+    hidden: Float[Tensor, "tokens dim"],
+    head: Head,
+    targets: Int[Tensor, "tokens *cells"],
+    *,
+    logit_bytes: int = LOGIT_BYTES,
 ) -> Float[np.ndarray, " tokens"]:
     """Loss of each token in nats, for a probe that has changed the hidden states."""
-    parts, start = [], 0
+    parts, start, ids = [], 0, targets.flatten()
     for logits in LogitChunks(hidden, head, logit_bytes):
         maxima, moments = tilted_moments(logits, [1.0], order=0)
-        chosen = chosen_logit(logits, maxima, targets[start : start + len(logits)])
+        chosen = chosen_logit(logits, maxima, ids[start : start + len(logits)])
         parts.append((torch.log(moments[0, 0]) - chosen).cpu())
         start += len(logits)
-    return torch.cat(parts).numpy()
+    return torch.cat(parts).view(len(hidden), -1).sum(dim=1).numpy()
+
+
+@torch.no_grad()
+def cells_right(
+    hidden: Float[Tensor, "tokens dim"],
+    head: Head,
+    targets: Int[Tensor, "tokens *cells"],
+    *,
+    logit_bytes: int = LOGIT_BYTES,
+) -> Integer[np.ndarray, " tokens"]:
+    """How many of each token's cells are right, for a probe that has changed the hidden states."""
+    found = torch.cat([logits.argmax(dim=1).cpu() for logits in LogitChunks(hidden, head, logit_bytes)])
+    return (found == targets.flatten()).view(len(hidden), -1).sum(dim=1).numpy()
 
 
 @torch.no_grad()
@@ -146,4 +181,5 @@ def divergence(
         log_full = torch.log_softmax(full, dim=1)
         gap = log_full - torch.log_softmax(logits, dim=1)
         divergences.append((log_full.exp_() * gap).sum(dim=1, dtype=torch.float64).clamp_min(0.0).cpu())
-    return torch.cat(divergences).numpy(), torch.cat(agreements).numpy()
+    apart, same = (torch.cat(found).view(len(hidden), -1) for found in (divergences, agreements))
+    return apart.sum(dim=1).numpy(), same.all(dim=1).numpy()

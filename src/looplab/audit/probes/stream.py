@@ -25,7 +25,10 @@ _PIECE_BYTES = 24 * 2**20
 _BLOCK_ELEMENTS = 2**18
 
 Head = Callable[[Tensor], Tensor]
-"""Hidden "tokens dim" (spooled dtype or float32, on the CPU) to logits "tokens vocab" (float32; tests use float64)."""
+"""Hidden "tokens dim" (spooled dtype or float32, on the CPU) to logits "tokens vocab" (float32; tests use float64).
+
+Where a token answers with several cells, each a law of its own, it has as many rows of logits, one after another.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,7 +45,7 @@ class LogitChunks:
 
     def __iter__(self) -> Iterator[Tensor]:
         logits = self.head(self.hidden[:1])
-        rows = chunk_rows(logits, self.logit_bytes)
+        rows = max(1, chunk_rows(logits, self.logit_bytes) // len(logits))
         yield logits
         for start in range(1, len(self.hidden), rows):
             yield self.head(self.hidden[start : start + rows])

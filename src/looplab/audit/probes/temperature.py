@@ -100,7 +100,8 @@ def fit_temperature(
 def _sampled_start(chunks: LogitChunks, targets: Tensor, vocab_block: int) -> float:
     """The fit on every eighth token, to about its own standard error; 1 where that is at a boundary."""
     thin = slice(None, None, _THIN)
-    sample = targets[thin]
+    laws = len(targets) // len(chunks.hidden)  # of a token: its cells
+    sample = targets.unflatten(0, (-1, laws))[thin].flatten(0, 1)
     if len(sample) < _SAMPLE:
         return 1.0
     stream = _Stream(

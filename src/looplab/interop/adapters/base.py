@@ -38,7 +38,6 @@ class Adapter(LoopedLM):
     Attributes:
         inner: The library's model.
         layers: All layers that are replayed; a layer's place here is its number in recordings.
-        notes: What a reader of results must know about how the model is run.
     """
 
     since: ClassVar[str] = "5.20"
@@ -50,7 +49,6 @@ class Adapter(LoopedLM):
     reference = "through transformers"
     inner: Any
     layers: list[Any]
-    notes: tuple[str, ...] = ()
 
     @classmethod
     @abstractmethod

@@ -1,10 +1,11 @@
 """Folders of the transformers library: a configuration and safetensors, opened strictly to the last tensor.
 
-Nothing is unpickled, nothing is downloaded and no code of the folder runs. Errors are worded as for our own folders.
+Weights are in the files that published checkpoints have them in (interop/published.py). Nothing is unpickled, nothing
+is downloaded and no code of the folder runs. Errors are worded as for our own folders.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
+from torch import Tensor
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as library_logging
@@ -19,21 +21,27 @@ from transformers.utils import logging as library_logging
 from looplab.interop.adapters.albert import Albert
 from looplab.interop.adapters.base import ADAPTERS, Adapter
 from looplab.interop.adapters.inkling2_loop import Inkling2Loop
-from looplab.models.folder import FORMAT, TOKENIZER, check_size, listing, refuse_pickles
-from looplab.models.published import PUBLISHED
+from looplab.interop.published import INDEX, Shards
+from looplab.models.folder import FORMAT, TOKENIZER, check_finite
+from looplab.models.published import PUBLISHED, MisfitError, check_tie
 
-WEIGHTS = "*.safetensors"
 MASK = "[MASK]"
 COMPOSITE = "inkling2_loop"
 
 
 def open_folder(
-    folder: Path, facts: Mapping[str, Any], *, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    folder: Path,
+    facts: Mapping[str, Any],
+    *,
+    tie: bool | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
 ) -> Adapter:
     """The adapter of a folder, in eval mode, after its self-test.
 
     Args:
         facts: What the folder's `config.json` says; `model_type` names the family.
+        tie: Whether the head is the embedding's table; None: what the settings say.
     Raises:
         FileNotFoundError: No weights.
         ValueError: A family without adapter, or that the installed library lacks; pickled or broken weights; tensors
@@ -50,19 +58,32 @@ def open_folder(
     if family not in CONFIG_MAPPING:
         installed = transformers.__version__
         raise ValueError(f"{family} needs transformers >= {adapter_class.since} (installed {installed})")
-    _check_files(folder)
-    adapter = adapter_class.wrap(_opened(folder, adapter_class, dtype).to(device).eval())
-    if isinstance(adapter, Albert):
-        adapter.mask_token = _mask_token(folder)
-    adapter.eval().verify()
+    inner = _opened(folder, adapter_class, tie, dtype).to(device).eval()
+    with settings_errors(family, *MISREAD):
+        adapter = adapter_class.wrap(inner).eval()
+        if isinstance(adapter, Albert):
+            adapter.mask_token = _mask_token(folder)
+        adapter.verify()
     return adapter
 
 
-def _opened(folder: Path, adapter_class: type[Adapter], dtype: torch.dtype) -> Any:
+def read_config(folder: Path, tie: bool | None) -> Any:
+    """The library's configuration of a folder, told where the weights are and whether head and embedding are tied."""
+    shards = Shards(folder)
+    with quiet(), settings_errors("its family", Exception):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config.transformers_weights = shards.files[0] if shards.index is None else INDEX
+    if tie is not None:
+        for part in {id(part): part for part in (config, config.get_text_config())}.values():
+            part.tie_word_embeddings = tie
+    return config
+
+
+def _opened(folder: Path, adapter_class: type[Adapter], tie: bool | None, dtype: torch.dtype) -> Any:
     """The library's model, every tensor of which came from the folder."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = read_config(folder, tie)
     auto = "AutoModelForImageTextToText" if config.model_type == COMPOSITE else adapter_class.auto_class
-    with quiet():  # its report of missing tensors is our error
+    with quiet(), settings_errors(config.model_type, Exception):  # its report of missing tensors is our error
         inner, found = getattr(transformers, auto).from_pretrained(
             folder,
             config=config,
@@ -73,12 +94,51 @@ def _opened(folder: Path, adapter_class: type[Adapter], dtype: torch.dtype) -> A
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    _check_tensors(found, adapter_class.ignored)
+    del inner.config.transformers_weights  # a name in this folder, not in one that it is saved to
+    check_tensors(found, adapter_class.ignored)
     for name, tensor in inner.state_dict().items():
-        bad = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
-        if bad:
-            raise ValueError(f"load: {bad} non-finite values in {name}")
+        check_finite(name, tensor)
+    check_ties(inner, tie, lambda name: inner.get_parameter(name).detach())
     return Inkling2Loop.text_half(inner) if config.model_type == COMPOSITE else inner
+
+
+def check_ties(inner: Any, tie: bool | None, weight: Callable[[str], Tensor | None]) -> None:
+    """Refuses weights that differ where the configuration says that one is the other.
+
+    Biases are left out: where a masked model's are not tied, its adapter ties them and says so.
+
+    Args:
+        tie: What the caller wants of head and embedding.
+        weight: Weights by the library's names; None for one that is not in the files.
+    """
+    tied = inner.get_expanded_tied_weights_keys(all_submodels=True)
+    pairs = {alias: original for alias, original in tied.items() if not alias.endswith(".bias")}
+    if tie and not pairs:
+        raise ValueError(
+            f"load: tie must be None or False for {inner.config.model_type}, whose head is its own. Got True. "
+            "Leave it out."
+        )
+    for alias, original in pairs.items():
+        one, other = weight(alias), weight(original)
+        if one is not None and other is not None:
+            check_tie(alias, original, one, other)
+
+
+MISREAD = (TypeError, AttributeError, KeyError, IndexError, ArithmeticError, RuntimeError)
+"""What a value of another kind than expected ends in, in code that is not the library's own reading of settings."""
+
+
+@contextmanager
+def settings_errors(family: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Errors of these kinds become one that blames the settings; the library has many kinds of its own."""
+    try:
+        yield
+    except kinds as error:
+        said = " ".join(str(error).split())
+        raise ValueError(
+            f"load: config.json must hold what a model of {family} can have. Got something else; the library says: "
+            f"{said.rstrip('.')}. Copy it again."
+        ) from error
 
 
 @contextmanager
@@ -95,28 +155,24 @@ def quiet() -> Iterator[None]:
             library_logging.enable_progress_bar()
 
 
-def _check_files(folder: Path) -> None:
-    weights = sorted(folder.glob(WEIGHTS))
-    if not weights:
-        refuse_pickles(folder)
-        raise FileNotFoundError(f"load: {folder} has no {WEIGHTS}. Found: {listing(folder)}")
-    for file in weights:
-        check_size(file)
+def check_tensors(found: Mapping[str, Any], ignored: str) -> frozenset[str]:
+    """The tensors of the files that the library does not read.
 
-
-def _check_tensors(found: Mapping[str, Any], ignored: str) -> None:
-    unexpected = [name for name in sorted(found["unexpected_keys"]) if not (ignored and re.search(ignored, name))]
+    Args:
+        found: The library's loading report.
+        ignored: Pattern of those that it need not read.
+    Raises:
+        MisfitError: Tensors that are missing, unexpected or of another shape.
+    """
+    unread = frozenset(found["unexpected_keys"])
+    unexpected = [name for name in sorted(unread) if not (ignored and re.search(ignored, name))]
+    missing = sorted(found["missing_keys"])
     shapes = [
         f"{name}: file {list(stored)}, model {list(own)}" for name, stored, own in sorted(found["mismatched_keys"])
     ]
-    lists = {"missing": sorted(found["missing_keys"]), "unexpected": unexpected, "of wrong shape": shapes}
-    problems = [
-        f"{len(names)} {what} ({names[0]}{', ...' if len(names) > 1 else ''})" for what, names in lists.items() if names
-    ]
-    if problems:
-        count, rest = problems[0].split(" ", 1)
-        first = f"{count} tensor{'' if count == '1' else 's'} {rest}"
-        raise ValueError(f"load: {', '.join([first, *problems[1:]])}")
+    if missing or unexpected or shapes:
+        raise MisfitError(missing, unexpected, shapes)
+    return unread
 
 
 def _mask_token(folder: Path) -> int | None:

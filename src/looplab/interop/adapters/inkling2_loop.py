@@ -71,6 +71,7 @@ class Inkling2Loop(Adapter):
 
     since = "5.24"
     ignored = r"^model\.vision_tower\."
+    notes = ("a pass t >= 1 that follows no pass, such as suffix(k), was never trained",)
 
     def __init__(self, inner: Any):
         super().__init__()

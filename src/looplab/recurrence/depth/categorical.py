@@ -24,7 +24,7 @@ class CategoricalDepth(DepthSampler):
                 f"Got {len(self.probs)} with sum {sum(self.probs):.6g}. Divide them by their sum."
             )
 
-    def pmf(self, step: int = 0) -> NDArray[np.float64]:
+    def pmf(self, step: int | None = None) -> NDArray[np.float64]:
         mass = np.array([0.0, *self.probs])
         return mass / mass.sum()
 

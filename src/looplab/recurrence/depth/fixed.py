@@ -1,5 +1,6 @@
 """Every step runs the same number of iterations."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +20,17 @@ class FixedDepth(DepthSampler):
         if self.num_steps < 1:
             raise ValueError(f"FixedDepth.num_steps must be at least 1. Got {self.num_steps}.")
 
-    def pmf(self, step: int = 0) -> NDArray[np.float64]:
+    def pmf(self, step: int | None = None) -> NDArray[np.float64]:
         mass = np.zeros(self.num_steps + 1)
         mass[-1] = 1.0
         return mass
+
+    def at_mean(self, value: float) -> "FixedDepth":
+        return FixedDepth(num_steps=max(1, math.ceil(value)))
+
+    @property
+    def nominal(self) -> float:
+        return float(self.num_steps)
 
     def __str__(self) -> str:
         return f"FixedDepth({self.num_steps})"

@@ -1,31 +1,36 @@
 """A Poisson number of iterations, at least one.
 
-    T = max(1, Poisson(rate))        E[T] = rate + exp(-rate)
+    zero="clip"         T = max(1, Poisson(rate))             E[T] = rate + exp(-rate)
+    zero="condition"    T = Poisson(rate) given T >= 1        E[T] = rate / (1 - exp(-rate))
 
-Parcae's "truncated Poisson" is this law with `TruncatedBPTT(window)`: what is truncated there is the gradient.
+Parcae's "truncated Poisson" is the first with `TruncatedBPTT(window)`: what is truncated there is the gradient.
 
 Reference: Parcae, arXiv:2604.12946.
-Deviations: the law ends at `max_steps`, onto which the mass beyond it moves; the original has no bound.
+Deviations: the law ends at `max_steps`; the original has no bound.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from looplab.recurrence.depth.base import DEPTH_SAMPLERS, DepthSampler
+from looplab.recurrence.depth.base import DEPTH_SAMPLERS, DepthSampler, Tail, cut
 
 
 @DEPTH_SAMPLERS.register("poisson")
 @dataclass(frozen=True, kw_only=True)
 class PoissonDepth(DepthSampler):
-    """T = max(1, Poisson(rate)), clipped at `max_steps`."""
+    """T = Poisson(rate), at least 1 and at most `max_steps`."""
 
     rate: float
-    """Mean of the Poisson number, before it is clipped at 1."""
+    """Mean of the Poisson number, before anything is done about zero."""
     max_steps: int
     """Largest depth; required, since the law has no upper end of its own."""
+    zero: Literal["clip", "condition"] = "clip"
+    """A draw of 0 counts as 1, or is drawn again."""
+    tail: Tail = "clip"
 
     def __post_init__(self) -> None:
         if not self.rate > 0:
@@ -33,9 +38,25 @@ class PoissonDepth(DepthSampler):
         if self.max_steps < 1:
             raise ValueError(f"PoissonDepth.max_steps must be at least 1. Got {self.max_steps}.")
 
-    def pmf(self, step: int = 0) -> NDArray[np.float64]:
-        mass = poisson_mass(self.rate, self.max_steps)
-        mass[1] += mass[0]
+    def pmf(self, step: int | None = None) -> NDArray[np.float64]:
+        return cut(self._mass(), self.tail)
+
+    def beyond(self, step: int | None = None) -> float:
+        return max(0.0, 1.0 - float(self._mass().sum()))
+
+    def at_mean(self, value: float) -> "PoissonDepth":
+        return replace(self, rate=float(value))
+
+    @property
+    def nominal(self) -> float:
+        return self.rate
+
+    def _mass(self) -> NDArray[np.float64]:
+        mass = poisson_terms(self.rate, self.max_steps)
+        if self.zero == "clip":
+            mass[1] += mass[0]
+        else:
+            mass /= -math.expm1(-self.rate)
         mass[0] = 0.0
         return mass
 
@@ -43,13 +64,16 @@ class PoissonDepth(DepthSampler):
         return f"PoissonDepth({self.rate:g}, max_steps={self.max_steps})"
 
 
-def poisson_mass(mean: float, last: int) -> NDArray[np.float64]:
-    """Probabilities of 0 .. last under Poisson(mean), the mass beyond on `last`."""
+def poisson_terms(mean: float, last: int) -> NDArray[np.float64]:
+    """Probabilities of 0 .. last under Poisson(mean)."""
     counts = np.arange(last + 1)
     factorials = np.array([math.lgamma(n + 1) for n in counts])
-    mass = np.exp(counts * math.log(mean) - mean - factorials)
-    mass[last] += max(0.0, 1.0 - mass.sum())
-    return mass / mass.sum()
+    return np.exp(counts * math.log(mean) - mean - factorials)
+
+
+def poisson_mass(mean: float, last: int) -> NDArray[np.float64]:
+    """Probabilities of 0 .. last under Poisson(mean), the mass beyond on `last`."""
+    return cut(poisson_terms(mean, last), "clip")
 
 
 def poisson_reach(mean: float) -> int:

@@ -2,22 +2,26 @@
 
     tau ~ LogNormal(ln rate - sigma^2 / 2, sigma),   T = Poisson(tau) + 1,   E[T] = rate + 1 before max_steps
 
-The law has no upper end, so `max_steps` is required; what lies beyond it counts as max_steps. The mixture is summed
-over 20,001 normal quantiles in [-9, 9].
+The law has no upper end, so `max_steps` is required. The mixture is summed over 20,001 normal quantiles in [-9, 9].
 
 Reference: Huginn, arXiv:2502.05171, where "mean recurrence" names the mean of tau, not of T. Deviations: draws are
-counter-based, so the published sequence of depths is not replayed, only its law.
+counter-based. `compat="huginn"` has the draws of the published code instead: log-normal first, then Poisson, then + 1,
+from PyTorch's CPU generator seeded with 514229 + step, one draw for all rows of a step. The law is the same.
 """
 
 import functools
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from looplab.recurrence.depth.base import DEPTH_SAMPLERS, DepthSampler
+from looplab.recurrence.depth.base import DEPTH_SAMPLERS, DepthSampler, Tail, cut
 
 QUANTILES = 20_001
+HUGINN_SEED = 514229
 REACH = 9.0
 """The grid of the mixture: so many normal quantiles, to so many standard deviations on either side."""
 
@@ -30,9 +34,12 @@ class PoissonLognormal(DepthSampler):
     rate: float
     """Mean of tau; E[T] is one more."""
     max_steps: int
-    """The deepest draw, which takes the mass beyond it."""
+    """The deepest draw; required, since the law has no upper end of its own."""
     sigma: float = 0.5
     """Standard deviation of ln tau."""
+    tail: Tail = "clip"
+    compat: Literal["huginn"] | None = None
+    """Draw as published runs did; for replaying them only."""
 
     def __post_init__(self) -> None:
         if not self.rate > 0:
@@ -44,9 +51,30 @@ class PoissonLognormal(DepthSampler):
                 f"PoissonLognormal.max_steps must be at least 1. Got {self.max_steps}. "
                 "The 99.99 % quantile is a fair bound."
             )
+        if self.compat is not None and self.tail != "clip":
+            raise ValueError(f"PoissonLognormal.tail must be 'clip' with compat={self.compat!r}. Got {self.tail!r}.")
 
-    def pmf(self, step: int = 0) -> NDArray[np.float64]:
-        return _mass(self.rate, self.sigma, self.max_steps).copy()
+    def pmf(self, step: int | None = None) -> NDArray[np.float64]:
+        return cut(_mass(self.rate, self.sigma, self.max_steps).copy(), self.tail)
+
+    def draw(self, key: int, step: int, rows: NDArray[np.int64], micro_batch: int = 0) -> NDArray[np.int64]:
+        if self.compat is None:
+            return super().draw(key, step, rows, micro_batch)
+        generator = torch.Generator().manual_seed(HUGINN_SEED + step)
+        mu = math.log(self.rate) - self.sigma**2 / 2
+        tau = torch.zeros(1).log_normal_(mean=mu, std=self.sigma, generator=generator)
+        depth = int(torch.poisson(tau, generator=generator)) + 1
+        return np.full(len(rows), min(depth, self.max_steps), np.int64)
+
+    def beyond(self, step: int | None = None) -> float:
+        return max(0.0, 1.0 - float(_mass(self.rate, self.sigma, self.max_steps).sum()))
+
+    def at_mean(self, value: float) -> "PoissonLognormal":
+        return replace(self, rate=float(value))
+
+    @property
+    def nominal(self) -> float:
+        return self.rate
 
     def __str__(self) -> str:
         return f"PoissonLognormal({self.rate:g}, max_steps={self.max_steps})"
@@ -60,8 +88,7 @@ def _mass(rate: float, sigma: float, max_steps: int) -> NDArray[np.float64]:
     log_rate = np.log(rate) - sigma**2 / 2 + sigma * normal
     term = -np.exp(log_rate)  # log Poisson(0; tau)
     mass = np.zeros(max_steps + 1)
-    for steps in range(1, max_steps):
+    for steps in range(1, max_steps + 1):
         mass[steps] = weight @ np.exp(term)
         term = term + log_rate - np.log(steps)
-    mass[max_steps] = max(0.0, 1.0 - mass.sum())
     return mass

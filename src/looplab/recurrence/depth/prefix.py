@@ -4,6 +4,7 @@ Reference: the training arms of Dau, Khuat, Dung, "Beyond Depth Truncation", arX
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,17 @@ class PrefixDepth(DepthSampler):
         if self.law.of_prefix:
             raise ValueError("PrefixDepth.law must be a law of num_steps. Got another PrefixDepth.")
 
-    def pmf(self, step: int = 0) -> NDArray[np.float64]:
+    def pmf(self, step: int | None = None) -> NDArray[np.float64]:
         return self.law.pmf(step)
+
+    def draw(self, key: int, step: int, rows: NDArray[np.int64], micro_batch: int = 0) -> NDArray[np.int64]:
+        return self.law.draw(key, step, rows, micro_batch)
+
+    def beyond(self, step: int | None = None) -> float:
+        return self.law.beyond(step)
+
+    def learner(self) -> Any:
+        return self.law.learner()
 
     @property
     def of_prefix(self) -> bool:

@@ -25,7 +25,7 @@ class UniformDepth(DepthSampler):
         if self.high < self.low:
             raise ValueError(f"UniformDepth.high must be at least low ({self.low}). Got {self.high}.")
 
-    def pmf(self, step: int = 0) -> NDArray[np.float64]:
+    def pmf(self, step: int | None = None) -> NDArray[np.float64]:
         mass = np.zeros(self.high + 1)
         mass[self.low :] = 1.0 / (self.high - self.low + 1)
         return mass

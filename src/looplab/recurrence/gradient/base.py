@@ -5,7 +5,7 @@ under `no_grad`. The depth law says how many applications run; the strategy alon
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,14 @@ import torch
 
 from looplab._registry import Registry
 from looplab.recurrence import state as states
-from looplab.recurrence.plan import Plan
+from looplab.recurrence.plan import Application, Plan
 
 GRADIENT_STRATEGIES: Registry[type["GradientStrategy"]] = Registry(
     "gradient strategy", package="looplab.recurrence.gradient"
 )
 
-Step = Callable[[Any, int, int], Any]
-"""(state, block, iteration) -> state."""
+Step = Callable[[Any, tuple[Application, ...]], Any]
+"""(state, unit) -> state, where a unit is what `units` cuts off: usually one application."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,22 @@ class GradientStrategy(ABC):
     def segments(self, length: int) -> tuple[Segment, ...]:
         """The cuts for a plan of `length` applications; together the segments cover it once."""
 
+    def at(self, step: int) -> "GradientStrategy":
+        """The strategy at an optimizer step, of those that move along a run."""
+        return self
+
     @property
     def recomputes(self) -> bool:
         """True where applications inside the window are run again during the backward pass."""
         return False
 
     def wrap(self, apply: Callable[..., Any]) -> Callable[..., Any]:
-        """Hook around one application (state, context, ...) -> outputs, for recomputation."""
+        """Hook around one unit (state, context, ...) -> outputs, for recomputation."""
         return apply
+
+    def units(self, applications: Iterable[Application]) -> Iterator[tuple[Application, ...]]:
+        """The applications of one segment, in the stretches that `wrap` surrounds; by default each one alone."""
+        return ((application,) for application in applications)
 
     def gradient_count(self, length: int) -> int:
         """Applications that carry gradient; the rest run without."""
@@ -54,7 +62,7 @@ class GradientStrategy(ABC):
 
     def walk(
         self,
-        plan: Plan | list[tuple[int, int]],
+        plan: Plan,
         step: Step,
         state: Any,
         on_segment_end: Callable[[Any, int], None] | None = None,
@@ -73,8 +81,8 @@ class GradientStrategy(ABC):
             if index:
                 state = states.detach(state)
             with torch.set_grad_enabled(torch.is_grad_enabled() and segment.gradient):
-                for block, iteration in entries[segment.start : segment.stop]:
-                    state = step(state, block, iteration)
+                for unit in self.units(entries[segment.start : segment.stop]):
+                    state = step(state, unit)
             if segment.gradient and on_segment_end is not None:
                 on_segment_end(state, segment.stop)
         return state

@@ -9,43 +9,20 @@ During a call the slot holds the call's own tokens at the current iteration, whe
 over iterations waits beside it, and its mean takes the place when the call ends.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from looplab._types import Bool, Float, Int
-from looplab.recurrence.kv.base import Cache, KVRule
+from looplab._types import Bool, Int
+from looplab.recurrence.kv.base import KVRule
+from looplab.recurrence.kv.single import SingleCache
 
 
-@dataclass(frozen=True, kw_only=True)
-class Average(KVRule):
-    """One slot per core layer, the mean of all iterations."""
-
-    def cache(
-        self,
-        *,
-        rows: int,
-        capacity: int,
-        iterations: Mapping[int, int],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> "AverageCache":
-        return AverageCache(self, rows=rows, capacity=capacity, iterations=iterations, dtype=dtype, device=device)
-
-
-class AverageCache(Cache):
+class AverageCache(SingleCache):
     """Storage of `Average`."""
 
-    def slot(self, iteration: Any) -> Any:
-        return iteration * 0
-
-    def past(
-        self, block: int, store: Tensor, iteration: Int[Tensor, " batch"], end: int
-    ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
-        return store[0, :, :, :end]
+    gathers = True
 
     def gather(
         self,
@@ -61,3 +38,10 @@ class AverageCache(Cache):
 
     def kept(self, gathered: Tensor, executed: Int[Tensor, "batch seq"]) -> Tensor:
         return gathered / executed.clamp(min=1)[:, None, :, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average(KVRule):
+    """One slot per core layer, the mean of all iterations."""
+
+    cache_class = AverageCache

@@ -18,7 +18,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ Slots = dict[tuple[int, int], tuple[Tensor, Tensor]]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KVRule(ABC):
     """What a query at iteration t reads of a past token. A declared policy object; `cache` makes its storage."""
+
+    cache_class: ClassVar[type["Cache"]]
+    """What keeps the entries of this rule."""
 
     def allows(self, rule: "KVRule") -> bool:
         """Whether a model that supports this rule supports `rule`: the same, or the same with another number."""
@@ -52,7 +55,6 @@ class KVRule(ABC):
         """Slots per core layer for a block that runs `iterations` iterations."""
         return KV_SLOTS[type(self).__name__](iterations, self.size)
 
-    @abstractmethod
     def cache(
         self,
         *,
@@ -67,6 +69,7 @@ class KVRule(ABC):
         Args:
             iterations: Block -> iterations it will run at most (`plan.iterations()`).
         """
+        return self.cache_class(self, rows=rows, capacity=capacity, iterations=iterations, dtype=dtype, device=device)
 
     def __str__(self) -> str:
         fields = (repr(getattr(self, f.name)) for f in dataclasses.fields(self))
@@ -96,7 +99,7 @@ class Cache(ABC):
         self.length = 0
         self.valid = torch.zeros(rows, capacity, dtype=torch.bool, device=device)
         self.positions = torch.zeros(rows, capacity, dtype=torch.long, device=device)
-        self.executed = {b: torch.zeros(rows, capacity, dtype=torch.long, device=device) for b in self.iterations}
+        self._hold(torch.zeros(len(self.iterations), rows, capacity, dtype=torch.long, device=device))
         self._dtype = dtype
         self._slots: Slots = {}
         self._gathered: Slots = {}
@@ -104,7 +107,13 @@ class Cache(ABC):
         self._least = dict.fromkeys(self.iterations, 2**31)
         self.uniform: int | None = None
         self._active: Tensor | None = None
+        self._order: Tensor | None = None
         self._readonly = False
+
+    def _hold(self, executed: Int[Tensor, "blocks batch capacity"]) -> None:
+        """One tensor for all blocks, which run the same more often than not, and its part of every block."""
+        self._executed = executed
+        self.executed: dict[int, Tensor] = dict(zip(self.iterations, executed, strict=True))
 
     @property
     def rows(self) -> int:
@@ -125,6 +134,7 @@ class Cache(ABC):
         self.valid[:, span] = True if valid is None else valid
         self.padded = self.padded or valid is not None
         self._gathered.clear()  # of a call that never ended
+        self._order = None
 
     def check(self, plan: Plan) -> None:
         """Refuses a plan that this cache cannot follow.
@@ -173,17 +183,26 @@ class Cache(ABC):
             return KVView(self, block, layer, None, None)
         return KVView(self, block, layer, self.ordinal(block, iteration), self._active)
 
-    def advance(self, tokens: int, executed: Mapping[int, Int[Tensor, "batch seq"]]) -> None:
+    def advance(self, tokens: int, executed: Mapping[int, int | Int[Tensor, "batch seq"]]) -> None:
         """The call's tokens become past tokens. Called once per forward, by the loop.
 
         Args:
-            executed: Block -> iterations that each token ran, e(p); a block that is not named ran none.
+            executed: Block -> iterations that each token ran, e(p), an int where all ran the same; a block that is not
+                named ran none.
         """
         if self._readonly:
             return
         span = slice(self.length, self.length + tokens)
-        for block, held in self.executed.items():
-            held[:, span] = executed.get(block, 0)
+        counts = [executed.get(block, 0) for block in self.executed]
+        whole = all(isinstance(count, int) for count in counts)
+        if whole:  # all blocks in one go
+            self._executed[:, :, span] = torch.tensor(counts, device=self.valid.device)[:, None, None]
+        for (block, held), count in zip(self.executed.items(), counts, strict=True):
+            if not whole:
+                held[:, span] = count
+            if isinstance(count, int) and not self.padded:  # nothing to look up
+                self._least[block] = min(self._least[block], count)
+                continue
             seen = held[:, span][self.valid[:, span]]
             if seen.numel():
                 self._least[block] = min(self._least[block], int(seen.min()))
@@ -215,7 +234,7 @@ class Cache(ABC):
         picked.length, picked.padded, picked._least = self.length, self.padded, dict(self._least)
         picked.first = dict(self.first)
         picked.valid, picked.positions = self.valid[index], self.positions[index]
-        picked.executed = {block: counts[index] for block, counts in self.executed.items()}
+        picked._hold(self._executed[:, index])
         picked._slots = {name: (keys[:, index], values[:, index]) for name, (keys, values) in self._slots.items()}
         return picked
 
@@ -231,6 +250,20 @@ class Cache(ABC):
             raise ValueError(f"cache.crop: length must be 0..{self.length}. Got {length}.")
         self.length = length
 
+    def grow(self, capacity: int) -> None:
+        """Makes room for `capacity` tokens in place; what is held stays."""
+        more = capacity - self.capacity
+        if more < 0:
+            raise ValueError(f"cache.grow: capacity must be at least {self.capacity}. Got {capacity}.")
+        pad = torch.nn.functional.pad
+        self.capacity = capacity
+        self.valid, self.positions = pad(self.valid, (0, more)), pad(self.positions, (0, more))
+        self._hold(pad(self._executed, (0, more)))
+        self._slots = {
+            name: (pad(keys, (0, 0, 0, more)), pad(values, (0, 0, 0, more)))
+            for name, (keys, values) in self._slots.items()
+        }
+
     def least(self, block: int) -> int:
         """No past token ran fewer iterations of the block than this."""
         return self._least.get(block, 0)
@@ -239,6 +272,10 @@ class Cache(ABC):
     def nbytes(self) -> int:
         """Bytes of keys and values of the tokens held; allocated but empty room is not counted."""
         return sum(2 * keys[:, :, :, : self.length].numel() * keys.element_size() for keys, _ in self._slots.values())
+
+    def slots_of(self, block: int, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Keys and values [slots, rows, kv_heads, capacity, head_dim] of one layer; None before its first use."""
+        return self._slots.get((block, layer))
 
     def storage(self, block: int, layer: int, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [slots, rows, kv_heads, capacity, head_dim] of one layer, made at first use."""
@@ -262,23 +299,24 @@ class Cache(ABC):
     ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
         """What each row reads of tokens 0 .. end: past tokens by the rule, its own from the slot it wrote."""
 
+    gathers: ClassVar[bool] = False
+    """Whether the rule keeps more of the call's tokens than their slot (`gather`)."""
+
     def gather(
         self,
         before: Tensor | None,
         new: Tensor,
         iteration: Int[Tensor, " batch"],
         active: Bool[Tensor, " batch"] | None,
-    ) -> Tensor | None:
-        """What a rule keeps of the call's tokens beside their slot, for one layer's keys or values.
-
-        By default nothing: the slots hold what the iterations wrote.
+    ) -> Tensor:
+        """What a rule that `gathers` keeps of the call's tokens beside their slot, for one layer's keys or values.
 
         Args:
             before: What it kept after the application before; None at the first one of the call.
             new: What this application wrote, [rows, kv_heads, seq, head_dim].
             active: Rows that take part; None: all.
         """
-        return None
+        raise NotImplementedError(f"{type(self).__name__} gathers, and so needs a method gather.")
 
     def kept(self, gathered: Tensor, executed: Int[Tensor, "batch seq"]) -> Tensor:
         """What takes the place in the slot when the call ends, of what `gather` kept.
@@ -296,6 +334,14 @@ class Cache(ABC):
         if self.length == 0 or self._least[block] > 0:
             return None
         return self.executed[block][:, : self.length] == 0
+
+    def in_order(self, start: int, end: int) -> Bool[Tensor, "batch 1 seq visible"]:
+        """Who sees whom where nothing is missing: valid tokens up to the own one. The same for all layers of a call."""
+        if self._order is None or self._order.shape[2:] != (end - start, end):
+            index = torch.arange(end, device=self.valid.device)
+            own = index[start:, None]
+            self._order = ((self.valid[:, None, :end] & (index <= own)) | (index == own))[:, None]
+        return self._order
 
 
 @dataclasses.dataclass
@@ -324,11 +370,14 @@ class KVView:
         cache, start = self.cache, self.cache.length
         end = start + keys.shape[2]
         stores = cache.storage(self.block, self.layer, keys)
-        for store, new in zip(stores, (keys, values), strict=True):
-            self._write(store, new.to(store.dtype), start, end)
-        if self.iteration is not None:
+        self._end = end
+        self._write(stores[0], keys, start, end)
+        self._write(stores[1], values, start, end)
+        if cache.gathers and self.iteration is not None:
             self._gather(keys, values)
-        seen_keys, seen_values = (self._read(store, end).to(keys.dtype) for store in stores)
+        seen_keys, seen_values = self._read(stores[0], end), self._read(stores[1], end)
+        if seen_keys.dtype != keys.dtype:
+            seen_keys, seen_values = seen_keys.to(keys.dtype), seen_values.to(keys.dtype)
         return seen_keys, seen_values, self._allowed(start, end)
 
     @property
@@ -339,26 +388,23 @@ class KVView:
     _end: int = 0
 
     def _write(self, store: Tensor, new: Tensor, start: int, end: int) -> None:
-        self._end = end
         if self.active is not None:
-            new = torch.where(self.active.view(-1, 1, 1, 1), new, self._own(store, start, end))
+            new = torch.where(self.active.view(-1, 1, 1, 1), new.to(store.dtype), self._own(store, start, end))
         if self.iteration is None:
             store[0, :, :, start:end] = new
         elif self.cache.uniform is not None:
             store[self.cache.slot(self.cache.uniform), :, :, start:end] = new
         else:
             rows = torch.arange(new.shape[0], device=new.device)
-            store[:, :, :, start:end][self.cache.slot(self.iteration), rows] = new
+            store[:, :, :, start:end][self.cache.slot(self.iteration), rows] = new.to(store.dtype)
 
     def _gather(self, keys: Tensor, values: Tensor) -> None:
         assert self.iteration is not None
         before = self.cache._gathered.get((self.block, self.layer), (None, None))
-        now = [
-            self.cache.gather(b, new, self.iteration, self.active)
-            for b, new in zip(before, (keys, values), strict=True)
-        ]
-        if now[0] is not None and now[1] is not None:
-            self.cache._gathered[self.block, self.layer] = (now[0], now[1])
+        self.cache._gathered[self.block, self.layer] = (
+            self.cache.gather(before[0], keys, self.iteration, self.active),
+            self.cache.gather(before[1], values, self.iteration, self.active),
+        )
 
     def _own(self, store: Tensor, start: int, end: int) -> Tensor:
         if self.iteration is None:
@@ -372,14 +418,12 @@ class KVView:
         return self.cache.past(self.block, store, self.iteration, end)
 
     def _allowed(self, start: int, end: int) -> Tensor | None:
-        cache, tokens = self.cache, end - start
+        cache = self.cache
         absent = None if self.iteration is None else cache.missing(self.block, self.iteration)
-        if tokens == 1 and absent is None and not cache.padded:
+        if end - start == 1 and absent is None and not cache.padded:
             return None
-        index = torch.arange(end, device=cache.valid.device)
-        own = torch.arange(start, end, device=cache.valid.device)
-        allowed = cache.valid[:, None, :end] & (index <= own[:, None])
+        allowed = cache.in_order(start, end)
         if absent is not None:
             allowed = allowed.clone()
-            allowed[:, :, :start] &= ~absent[:, None]
-        return (allowed | (index == own[:, None]))[:, None]
+            allowed[..., :start] &= ~absent[:, None, None]
+        return allowed

@@ -6,7 +6,6 @@ Exact: cached decoding equals full recomputation as long as nothing is missing. 
 Huginn's full cache (arXiv:2502.05171; `CopyLast` is its `latest-m4`) and Dory's `per_loop`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,32 +32,10 @@ class Refuse:
     """Raise."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DepthIndexed(KVRule):
-    """One slot per iteration; `missing` says what stands in for an entry that was never written."""
-
-    missing: CopyLast | Skip | Refuse = Refuse()
-
-    @property
-    def exact(self) -> bool:
-        return isinstance(self.missing, Refuse)
-
-    def cache(
-        self,
-        *,
-        rows: int,
-        capacity: int,
-        iterations: Mapping[int, int],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> "DepthIndexedCache":
-        return DepthIndexedCache(self, rows=rows, capacity=capacity, iterations=iterations, dtype=dtype, device=device)
-
-
 class DepthIndexedCache(Cache):
     """Storage of `DepthIndexed`."""
 
-    rule: DepthIndexed
+    rule: "DepthIndexed"
 
     def slot(self, iteration: Any) -> Any:
         return iteration
@@ -68,9 +45,9 @@ class DepthIndexedCache(Cache):
     ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
         if isinstance(self.rule.missing, CopyLast):
             return read_slot_or_newest(self, block, store, iteration, end)
-        store = store[:, :, :, :end]
         if self.uniform is not None:
-            return store[self.uniform]
+            return store[self.uniform, :, :, :end]
+        store = store[:, :, :, :end]
         return store[iteration, torch.arange(store.shape[1], device=store.device)]
 
     def missing(self, block: int, iteration: Int[Tensor, " batch"]) -> Bool[Tensor, "batch past"] | None:
@@ -95,3 +72,16 @@ class DepthIndexedCache(Cache):
         return self.length > 0 and (
             least <= self.uniform if self.uniform is not None else least < self.iterations[block]
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthIndexed(KVRule):
+    """One slot per iteration; `missing` says what stands in for an entry that was never written."""
+
+    cache_class = DepthIndexedCache
+
+    missing: CopyLast | Skip | Refuse = Refuse()
+
+    @property
+    def exact(self) -> bool:
+        return isinstance(self.missing, Refuse)

@@ -9,43 +9,20 @@ During a call the slot holds the call's own tokens at the current iteration, whe
 iteration 0 wrote waits beside it and takes the place when the call ends.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from looplab._types import Bool, Float, Int
-from looplab.recurrence.kv.base import Cache, KVRule
+from looplab._types import Bool, Int
+from looplab.recurrence.kv.base import KVRule
+from looplab.recurrence.kv.single import SingleCache
 
 
-@dataclass(frozen=True, kw_only=True)
-class First(KVRule):
-    """One slot per core layer, written at iteration 0."""
-
-    def cache(
-        self,
-        *,
-        rows: int,
-        capacity: int,
-        iterations: Mapping[int, int],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> "FirstCache":
-        return FirstCache(self, rows=rows, capacity=capacity, iterations=iterations, dtype=dtype, device=device)
-
-
-class FirstCache(Cache):
+class FirstCache(SingleCache):
     """Storage of `First`."""
 
-    def slot(self, iteration: Any) -> Any:
-        return iteration * 0
-
-    def past(
-        self, block: int, store: Tensor, iteration: Int[Tensor, " batch"], end: int
-    ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
-        return store[0, :, :, :end]
+    gathers = True
 
     def gather(
         self,
@@ -63,3 +40,10 @@ class FirstCache(Cache):
 
     def kept(self, gathered: Tensor, executed: Int[Tensor, "batch seq"]) -> Tensor:
         return gathered
+
+
+@dataclass(frozen=True, kw_only=True)
+class First(KVRule):
+    """One slot per core layer, written at iteration 0."""
+
+    cache_class = FirstCache

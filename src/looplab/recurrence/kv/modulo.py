@@ -6,11 +6,9 @@ It changes the model unless m is at least the number of iterations. Known as `co
 (arXiv:2502.05171).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from looplab._types import Float, Int
@@ -18,9 +16,25 @@ from looplab.recurrence.kv.base import Cache, KVRule
 from looplab.recurrence.kv.newest import read_slot_or_newest
 
 
+class ModuloCache(Cache):
+    """Storage of `Modulo`."""
+
+    rule: "Modulo"
+
+    def slot(self, iteration: Any) -> Any:
+        return iteration % self.rule.m
+
+    def past(
+        self, block: int, store: Tensor, iteration: Int[Tensor, " batch"], end: int
+    ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
+        return read_slot_or_newest(self, block, store, iteration, end)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Modulo(KVRule):
     """m slots per core layer."""
+
+    cache_class = ModuloCache
 
     m: int
 
@@ -31,28 +45,3 @@ class Modulo(KVRule):
     @property
     def size(self) -> int:
         return self.m
-
-    def cache(
-        self,
-        *,
-        rows: int,
-        capacity: int,
-        iterations: Mapping[int, int],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> "ModuloCache":
-        return ModuloCache(self, rows=rows, capacity=capacity, iterations=iterations, dtype=dtype, device=device)
-
-
-class ModuloCache(Cache):
-    """Storage of `Modulo`."""
-
-    rule: Modulo
-
-    def slot(self, iteration: Any) -> Any:
-        return iteration % self.rule.m
-
-    def past(
-        self, block: int, store: Tensor, iteration: Int[Tensor, " batch"], end: int
-    ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
-        return read_slot_or_newest(self, block, store, iteration, end)

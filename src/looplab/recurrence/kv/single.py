@@ -6,31 +6,13 @@ It changes the model: cached decoding does not equal full recomputation, except 
 terminal sharing (Ouro's authors, arXiv:2510.25741), and as `last_loop` in Dory.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from looplab._types import Float, Int
 from looplab.recurrence.kv.base import Cache, KVRule
-
-
-@dataclass(frozen=True, kw_only=True)
-class Single(KVRule):
-    """One slot per core layer."""
-
-    def cache(
-        self,
-        *,
-        rows: int,
-        capacity: int,
-        iterations: Mapping[int, int],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> "SingleCache":
-        return SingleCache(self, rows=rows, capacity=capacity, iterations=iterations, dtype=dtype, device=device)
 
 
 class SingleCache(Cache):
@@ -43,3 +25,10 @@ class SingleCache(Cache):
         self, block: int, store: Tensor, iteration: Int[Tensor, " batch"], end: int
     ) -> Float[Tensor, "batch kv_heads visible head_dim"]:
         return store[0, :, :, :end]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Single(KVRule):
+    """One slot per core layer."""
+
+    cache_class = SingleCache
