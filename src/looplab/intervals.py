@@ -174,7 +174,7 @@ def wilson(successes: int, trials: int, *, level: float = 0.95) -> Interval:
 
 
 def paired_difference(
-    first: Bool[np.ndarray, " items"], second: Bool[np.ndarray, " items"], *, level: float = 0.95
+    first: Bool[np.ndarray, " items"], second: Bool[np.ndarray, " others"], *, level: float = 0.95
 ) -> Interval:
     """Difference of two proportions on the same items, first - second (Newcombe 1998, method 10).
 

@@ -101,7 +101,7 @@ def final_only(
     """One label per word: its answer, after as many iterations as the longest word has operations."""
     objective = objective or NextToken()
     run = par(name, task, objective=objective, trained_depth=FixedDepth(num_steps=LENGTH), **changes)
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, answer_only=True))
+    return dataclasses.replace(run, data=_rows(run, answer_only=True))
 
 
 def distillation(name: str) -> RunConfig:
@@ -141,8 +141,14 @@ def written(name: str, steps: int | None = None) -> RunConfig:
         head=Head(tied=False, outputs=len(task.symbols), bias=True),
         init=base.model.init,
     )
-    data = dataclasses.replace(base.data, task=task)
-    return dataclasses.replace(base, model=model, data=data, objective=NextToken(), steps=steps or base.steps)
+    return dataclasses.replace(
+        base, model=model, data=_rows(base, task=task), objective=NextToken(), steps=steps or base.steps
+    )
+
+
+def _rows(run: RunConfig, **changes: Any) -> TaskRows:
+    assert isinstance(run.data, TaskRows)
+    return dataclasses.replace(run.data, **changes)
 
 
 def _everywhere(position: Position) -> Callable[[str], RunConfig]:
@@ -224,7 +230,5 @@ def par_arm(name: str, seed: int = 0) -> RunConfig:
 
 def smoke(run: RunConfig) -> RunConfig:
     """The same run cut to seconds."""
-    evaluation = dataclasses.replace(run.evaluation, every=20, items=8)
-    return dataclasses.replace(
-        run, data=dataclasses.replace(run.data, rows=16), steps=20, save_every=10, evaluation=evaluation
-    )
+    evaluation = TaskEvaluation(every=20, items=8, difficulties=(LENGTH,), depths=(1.0,))
+    return dataclasses.replace(run, data=_rows(run, rows=16), steps=20, save_every=10, evaluation=evaluation)

@@ -18,6 +18,7 @@ from looplab.records import Claim, Part, Published, Rule, StudyPlot, StudyRow
 from looplab.studies.base import CPU, SMOKE, STUDIES, Arm, Study
 from looplab.studies.grid import Ends, GridResult, Line, TaskGrid
 from looplab.studies.measured import Rows
+from looplab.tasks.rows import TaskRows
 from looplab.tasks.state_tracking import StateTracking
 from looplab.tasks.written_states import WrittenStates
 
@@ -74,15 +75,18 @@ def _line(name: str, factor: int, scale: str) -> Line:
 
 
 def _grid(name: str, scale: str) -> TaskGrid:
-    factors = FACTORS if scale == CPU else FACTORS[:2]
+    factors: tuple[int, ...] = FACTORS if scale == CPU else FACTORS[:2]
     if name == "main" and scale == CPU:
         factors += FAR
     if name == "indexed":  # its index ends at the trained length
         factors = FACTORS[:1]
     lines = tuple(_line(name, factor, scale) for factor in factors)
-    task = recipes.par_arm(name).data.task
+    data = recipes.par_arm(name).data
+    assert isinstance(data, TaskRows)
+    task = data.task
     if name == "indexed" or isinstance(task, WrittenStates):
         return TaskGrid(task=task, lines=tuple(dataclasses.replace(line, depths=(1.0,)) for line in lines))
+    assert isinstance(task, StateTracking)
     task = StateTracking(group=task.group)  # the same words for all arms of a group
     halting = tuple(
         Line(length=factor * LENGTH, items=128 if scale == CPU else 8, depths=(1.25,))

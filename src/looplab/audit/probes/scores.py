@@ -122,7 +122,7 @@ def _joint(columns: Sequence[Float[Tensor, "tokens cells"]]) -> ReadoutScores:
     brier = 1 - 2 * chosen.prod(dim=1) + square.prod(dim=1)
     nll, entropy = nll.sum(dim=1), entropy.sum(dim=1)
     return ReadoutScores(
-        nll=nll.numpy(), confidence=confidence.mean(dim=1).numpy(), entropy=entropy.numpy(), brier=brier.numpy()
+        nll=nll.numpy(), confidence=confidence.prod(dim=1).numpy(), entropy=entropy.numpy(), brier=brier.numpy()
     )
 
 

@@ -72,7 +72,7 @@ class DepthSampler(Depth):
 
     def at_mean(self, value: float) -> "DepthSampler":
         """The same law with another `nominal`; laws that have one bring it."""
-        raise NotImplementedError(f"{type(self).__name__} has a nominal mean, but no way to change it")
+        raise TypeError(f"{type(self).__name__} has a nominal mean, but no way to change it")
 
     def learner(self) -> Any:
         """What moves the law along a run (`learned.DepthLearner`); None: it is not learned."""

@@ -316,7 +316,7 @@ class Cache(ABC):
             new: What this application wrote, [rows, kv_heads, seq, head_dim].
             active: Rows that take part; None: all.
         """
-        raise NotImplementedError(f"{type(self).__name__} gathers, and so needs a method gather.")
+        raise TypeError(f"{type(self).__name__} gathers, and so needs a method gather.")
 
     def kept(self, gathered: Tensor, executed: Int[Tensor, "batch seq"]) -> Tensor:
         """What takes the place in the slot when the call ends, of what `gather` kept.
