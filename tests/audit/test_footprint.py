@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_a_smaller_batch_or_spool_needs_less():
 SCRIPT = """
 import resource, sys, tempfile, threading, time
 from pathlib import Path
-import numpy as np, psutil, torch
+import numpy as np, torch
 torch.set_num_threads(1)
 sys.path.insert(0, "tests")
 from looplab.audit.config import AuditConfig
@@ -74,12 +75,15 @@ options = AuditConfig(replicates=1000, grid=(1,), controls=(), documents=20, cal
 plan = plan_audit(model, documents, options, tokenizer=ByteTokenizer(specials=False), batch_tokens=16000)
 size = footprint(plan.cases["model", "text"])
 plan_audit(model, documents, options, tokenizer=ByteTokenizer(specials=False), batch_tokens=1000).run()  # warm
-me = psutil.Process()
-base, peak, running = me.memory_info().rss, 0, True
+def held():
+    # Anonymous pages: a system that gives pages of libraries back, and reads them again, would move the total.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+base, peak, running = held(), 0, True
 def watch():
     global peak
     while running:
-        peak = max(peak, me.memory_info().rss)
+        peak = max(peak, held())
         time.sleep(0.002)
 thread = threading.Thread(target=watch); thread.start()
 with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +94,8 @@ print(peak - base, size.memory - size.weights)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # allocators and page reclaim move the peak between runs: it needs a quiet machine
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process as Linux tells it")
 def test_memory_stays_below_what_was_said():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr

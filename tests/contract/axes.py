@@ -11,7 +11,7 @@ from looplab.nn.norm import BranchOnly, LayerNorm, PostSum, PreAndBranch, PreNor
 from looplab.nn.rope import ALiBi, Learned, Llama3, NoPE, RelativeBias, Rope
 from looplab.recurrence.boundary import EndNorm, NoBoundary, OwnNorm, PlainRMS, SharedFinalNorm
 from looplab.recurrence.depth import FixedDepth, Grid, Unknown
-from looplab.recurrence.halting import HazardGate, NoHalt
+from looplab.recurrence.halting import HazardGate, LookaheadGate, NoHalt, QHead
 from looplab.recurrence.injection import Add, Concat, Diagonal, Gated, NoInjection, Orthogonal
 from looplab.recurrence.injection.add import LearnedScalar
 from looplab.recurrence.injection.base import Every, FirstOnly, SkipFirst
@@ -119,6 +119,8 @@ CHOICES = {
     },
     "halt-none": {"halt": NoHalt()},
     "halt-hazard": {"halt": HazardGate(bias=-1.0)},
+    "halt-lookahead": {"halt": LookaheadGate()},
+    "halt-q": {"halt": QHead()},
     "halt-hazard-wide": {**wide(Diagonal(initial_decay=0.5)), "halt": HazardGate()},
     "final-norm-own-kind": {"norm": RMSNorm(affine=False), "final_norm": RMSNorm()},
     "update-replace": {"update": Replace()},
@@ -180,6 +182,7 @@ CHOICES = {
     "state-narrower": {**wide(Diagonal(initial_decay=0.5)), "state_dim": 6, "exit_norm": "own"},
     "head-untied": {"head": Head(tied=False)},
     "head-outputs": {"head": Head(tied=False, outputs=5)},
+    "head-cells": {"head": Head(tied=False, outputs=6, cells=2)},
     "head-softcap": {"head": Head(tied=True, softcap=3.0)},
     "head-scale": {"head": Head(tied=True, logit_scale=0.25)},
     "head-bias": {"head": Head(tied=True, bias=True)},

@@ -549,7 +549,7 @@ def test_a_family_that_the_installed_library_lacks_names_the_version(tmp_path, m
     from looplab.interop.adapters import folder as opening
 
     monkeypatch.setattr(opening, "CONFIG_MAPPING", {})
-    monkeypatch.setattr(transformers, "__version__", "5.20")
+    monkeypatch.setattr(opening.transformers, "__version__", "5.20")
     with pytest.raises(ValueError, match=r"^dory needs transformers >= 5\.24 \(installed 5\.20\)$"):
         load(saved(tmp_path, "dory"))
 

@@ -77,7 +77,8 @@ def refused(kind, text, path, **options):
 
 
 def test_every_family_has_a_recorded_folder_which_names_it():
-    assert {load(folder).source.family for folder in FOLDERS} == set(PUBLISHED)
+    # Of ifm no file was recorded; tests/models/test_ifm.py and tests/interop/test_assume.py make theirs.
+    assert {load(folder).source.family for folder in FOLDERS} == set(PUBLISHED) - {"ifm"}
 
 
 @every_folder

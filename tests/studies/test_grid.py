@@ -1,5 +1,4 @@
-"""Grids of a model that is exact by construction. Seen to fail: a change against the wrong depth, a stop one iteration
-late, answers read after the right states instead of the model's own."""
+"""Grids of a model that is exact by construction."""
 
 import dataclasses
 import json

@@ -1,5 +1,4 @@
-"""Beyond what tests/contract/test_tasks.py asks of every task. Seen to fail: labels one place late, the last state
-written into the question."""
+"""Beyond what tests/contract/test_tasks.py asks of every task."""
 
 import numpy as np
 import pytest

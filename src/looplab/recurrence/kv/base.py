@@ -196,7 +196,7 @@ class Cache(ABC):
         counts = [executed.get(block, 0) for block in self.executed]
         whole = all(isinstance(count, int) for count in counts)
         if whole:  # all blocks in one go
-            self._executed[:, :, span] = torch.tensor(counts, device=self.valid.device)[:, None, None]
+            self._executed[:, :, span].copy_(torch.tensor(counts, device=self.valid.device)[:, None, None])
         for (block, held), count in zip(self.executed.items(), counts, strict=True):
             if not whole:
                 held[:, span] = count
