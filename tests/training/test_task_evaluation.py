@@ -6,7 +6,9 @@ from looplab.interop import load
 from looplab.models.base import build
 from looplab.recipes.par import par
 from looplab.recurrence.ledger import Ledger
+from looplab.tasks import TASKS
 from looplab.tasks.evaluation import evaluate
+from looplab.tasks.rows import TaskRows
 from looplab.tasks.state_tracking import StateTracking
 from looplab.training.config import RunConfig, TaskEvaluation
 from looplab.training.task_evaluation import depths_of, graded
@@ -83,3 +85,19 @@ def test_targets_per_iteration_need_a_task_that_has_them():
     fields = {name: getattr(text, name) for name in text.__dataclass_fields__}
     with pytest.raises(ValueError, match="ProgressAligned needs per-iteration targets; text has none. Use EveryIter"):
         RunConfig(**fields | {"objective": small().objective})
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (TASKS["capo"](), "ProgressAligned needs per-iteration targets; task 'capo' has none. Use EveryIteration"),
+        (
+            TASKS["addition"](),
+            r"advance by a rule of neighbours .*; those of task 'addition' do not. Use EveryIteration",
+        ),
+    ],
+    ids=["none", "not local"],
+)
+def test_a_task_without_a_local_rule_is_refused_by_name(task, message):
+    with pytest.raises(ValueError, match=message):
+        small(data=TaskRows(task=task, rows=8))

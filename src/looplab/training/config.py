@@ -212,6 +212,11 @@ class RunConfig:
             )
         task = self.data.task if isinstance(self.data, TaskRows) else None
         if self.objective.needs.targets and not isinstance(task, Progress):
+            if task is not None and task.has_targets:
+                raise ValueError(
+                    f"{name} needs targets that advance by a rule of neighbours (tasks.base.Progress); those of task "
+                    f"{task.name!r} do not. Use EveryIteration or TerminalFixedPoint."
+                )
             got = "text has none" if task is None else f"task {task.name!r} has none"
             raise ValueError(f"{name} needs per-iteration targets; {got}. Use EveryIteration or TerminalFixedPoint.")
 
