@@ -8,7 +8,7 @@ from looplab.nn.embedding import Head
 from looplab.nn.linear import Init
 from looplab.nn.mlp import GatedReluSquared, GeGLU, Gelu, ReluSquared, Silu, SwiGLU
 from looplab.nn.norm import BranchOnly, LayerNorm, PostSum, PreAndBranch, PreNorm, RMSNorm, SandwichSum
-from looplab.nn.rope import ALiBi, Learned, Llama3, NoPE, RelativeBias, Rope
+from looplab.nn.rope import ALiBi, FallingBias, Learned, Llama3, NoPE, RelativeBias, Rope
 from looplab.recurrence.boundary import EndNorm, NoBoundary, OwnNorm, PlainRMS, SharedFinalNorm
 from looplab.recurrence.depth import FixedDepth, Grid, Unknown
 from looplab.recurrence.halting import HazardGate, LookaheadGate, NoHalt, QHead
@@ -152,6 +152,7 @@ CHOICES = {
     "position-alibi": attention(position=ALiBi()),
     "position-learned": attention(position=Learned(max=8)),
     "position-relative": attention(position=RelativeBias(max=4)),
+    "position-falling": attention(position=FallingBias(max=2)),
     "attention-grouped": attention(kv_heads=1),
     "attention-norm-full": attention(qk_norm=RMS(affine=False, over="full", eps=1e-6)),
     "attention-qk-bias": attention(qk_bias=True),

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from looplab._config import from_dict, to_dict
 from looplab.nn.attention import RMS, Attention
 from looplab.nn.linear import Init, LowRank
-from looplab.nn.rope import ALiBi, Learned, NoPE, RelativeBias, Rope
+from looplab.nn.rope import ALiBi, FallingBias, Learned, NoPE, RelativeBias, Rope
 from reference import attention as reference
 from tolerances import BLOCK_GRADIENTS, BLOCKS, CACHED, EXACT
 
@@ -46,6 +46,7 @@ CASES = {
     "learned": replace(SMALL, position=Learned(max=9)),
     "alibi": replace(SMALL, position=ALiBi()),
     "relative_bias": replace(SMALL, position=RelativeBias(max=3)),
+    "falling_bias": replace(SMALL, position=FallingBias(max=2, slope=0.7)),
     "relative_bias_window": replace(SMALL, position=RelativeBias(max=2), window=2),
     "full": replace(SMALL, causal=False),
     "full_alibi": replace(SMALL, causal=False, position=ALiBi()),
@@ -77,6 +78,11 @@ def twin(module, x, positions, **options):
     if isinstance(position, ALiBi):
         slopes = reference.alibi_slopes(config.heads)
         options |= {"bias": lambda h, d: -slopes[h] * abs(d)}
+    if isinstance(position, FallingBias):
+        last = position.max - 1
+        options |= {
+            "bias": lambda h, d: module.bias.table[h, min(abs(d), last)] - position.slope * max(0, abs(d) - last)
+        }
     if isinstance(position, RelativeBias):
         options |= {"bias": lambda h, d: module.bias.table[h, min(abs(d), position.max - 1)]}
     return reference.attention(

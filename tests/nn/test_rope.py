@@ -7,6 +7,8 @@ from looplab._config import from_dict, to_dict
 from looplab.nn.rope import (
     ALiBi,
     ALiBiModule,
+    FallingBias,
+    FallingBiasModule,
     Learned,
     Llama3,
     NoPE,
@@ -96,11 +98,22 @@ def test_relative_bias_reads_its_last_entry_past_the_table_and_ignores_the_sign(
     assert bias[0, :, 0].tolist() == [[1, 2, 2, 3, 3], [10, 20, 20, 30, 30]]
 
 
+def test_falling_bias_falls_past_the_table_so_that_all_far_positions_together_weigh_little():
+    module = FallingBiasModule(2, FallingBias(max=3, slope=0.5))
+    module.table.data.copy_(torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]))
+    bias = module(torch.tensor([[[0, 1, -1, 2, 3, 7]]]))
+    assert bias[0, :, 0].tolist() == [[1, 2, 2, 3, 2.5, 0.5], [10, 20, 20, 30, 29.5, 27.5]]
+    far = module(torch.arange(3, 4000)[None, None])[0, 0, 0].detach().double().exp().sum()
+    assert float(far) == pytest.approx(math.e**3 / (math.e**0.5 - 1), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Rope(base=0.0), r"Rope\.base must be positive\. Got 0"),
         (lambda: RelativeBias(max=0), r"RelativeBias\.max must be at least 1\. Got 0"),
+        (lambda: FallingBias(max=0), r"FallingBias\.max must be at least 1\. Got 0"),
+        (lambda: FallingBias(max=2, slope=0.0), r"FallingBias\.slope must be positive\. Got 0\.0\. Use RelativeBias"),
         (lambda: Learned(max=0), r"Learned\.max must be at least 1\. Got 0"),
         (
             lambda: Llama3(factor=8.0, low_freq_factor=4.0, high_freq_factor=1.0, original_max_positions=64),
@@ -129,7 +142,14 @@ def test_a_misspelt_choice_is_refused_where_types_are_not_checked(field, message
 
 @pytest.mark.parametrize(
     "config",
-    [Rope(base=1e4, pairing="interleaved", scaling=LLAMA3), NoPE(), ALiBi(), Learned(max=5), RelativeBias(max=5)],
+    [
+        Rope(base=1e4, pairing="interleaved", scaling=LLAMA3),
+        NoPE(),
+        ALiBi(),
+        Learned(max=5),
+        RelativeBias(max=5),
+        FallingBias(max=5, slope=2.0),
+    ],
     ids=lambda c: type(c).__name__,
 )
 def test_a_choice_survives_json(config):

@@ -22,7 +22,17 @@ from torch import Tensor, nn
 from looplab._types import Bool, Float, Int
 from looplab.nn.linear import Deltas, Init, linear, project
 from looplab.nn.norm import RMSNormModule
-from looplab.nn.rope import ALiBi, ALiBiModule, Position, RelativeBias, RelativeBiasModule, Rope, Rotary
+from looplab.nn.rope import (
+    ALiBi,
+    ALiBiModule,
+    FallingBias,
+    FallingBiasModule,
+    Position,
+    RelativeBias,
+    RelativeBiasModule,
+    Rope,
+    Rotary,
+)
 
 BAND = 16
 """A window is narrow where at least so many of them fit into the row."""
@@ -130,7 +140,7 @@ class Attention:
             )
         if not isinstance(self.position, Position):
             raise ValueError(
-                "attention.position: must be one of Rope, NoPE, ALiBi, Learned, RelativeBias. "
+                "attention.position: must be one of Rope, NoPE, ALiBi, Learned, RelativeBias, FallingBias. "
                 f"Got {self.position!r}. Give one rule"
             )
         if isinstance(self.position, Rope) and self.head_dim % 2:
@@ -205,7 +215,7 @@ class Attention:
 
     def _mask(self, positions: Tensor, valid: Tensor | None, document_ids: Tensor | None) -> Tensor | None:
         """Who sees whom without a cache, B 1 T T; None where plain attention says the same."""
-        biased = isinstance(self.position, (ALiBi, RelativeBias)) or self.softcap is not None
+        biased = isinstance(self.position, (ALiBi, RelativeBias, FallingBias)) or self.softcap is not None
         if valid is None and document_ids is None and self.window is None and not (biased and self.causal):
             return None
         batch, seq = positions.shape
@@ -245,6 +255,8 @@ class AttentionModule(nn.Module):
         self.bias: Callable[[Tensor], Tensor] | None = None
         if isinstance(config.position, RelativeBias):
             self.bias = RelativeBiasModule(config.heads, config.position.max)
+        elif isinstance(config.position, FallingBias):
+            self.bias = FallingBiasModule(config.heads, config.position)
         elif isinstance(config.position, ALiBi):
             self.bias = ALiBiModule(config.position, config.heads)
 

@@ -5,6 +5,8 @@
     ALiBi         score - slope_h * distance                                     arXiv:2108.12409
     Learned       a trained vector per position, added to the embedding (nn/embedding.py)
     RelativeBias  score + a trained number per head and distance; distances past the table read its last entry
+    FallingBias   the same, but past the table the number falls by `slope` per position: what all far positions
+                  weigh together stays bounded, e^(last entry) / (e^slope - 1), however long the row is
 
 Rotary pairs are (i, i + head_dim / 2) for "half" and (2 i, 2 i + 1) for "interleaved". Angles are float32 whatever the
 model's type is: in bfloat16, positions above 256 would no longer differ.
@@ -62,6 +64,23 @@ class RelativeBias(Position):
 
     def __post_init__(self):
         _at_least_one("RelativeBias", self.max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FallingBias(Position):
+    """A trained number per head and near distance, starting at 0; beyond them it falls linearly (ours)."""
+
+    max: int
+    """Distances with an own entry: 0 .. max - 1."""
+    slope: float = 1.0
+    """Fall per position beyond the table."""
+
+    def __post_init__(self):
+        _at_least_one("FallingBias", self.max)
+        if not self.slope > 0:
+            raise ValueError(
+                f"FallingBias.slope must be positive. Got {self.slope}. Use RelativeBias for a bias that stays level."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +188,19 @@ class RelativeBiasModule(nn.Module):
         heads, entries = self.table.shape
         index = distance.abs().clamp(max=entries - 1)
         return self.table[torch.arange(heads, device=index.device)[:, None, None], index[:, None]]
+
+
+class FallingBiasModule(RelativeBiasModule):
+    """The table of `FallingBias`, and the fall beyond it."""
+
+    def __init__(self, heads: int, config: FallingBias):
+        super().__init__(heads, config.max)
+        self.slope = config.slope
+
+    def forward(self, distance: Int[Tensor, "batch seq visible"]) -> Float[Tensor, "batch heads seq visible"]:
+        """The bias of every query-key pair."""
+        beyond = (distance.abs() - (self.table.shape[1] - 1)).clamp(min=0).to(self.table.dtype)
+        return super().forward(distance) - self.slope * beyond[:, None]
 
 
 class ALiBiModule(nn.Module):
