@@ -9,6 +9,7 @@ DEMO := --documents 100 --calibration-documents 50 --affine-tokens 3000
 
 demo: .venv/installed
 	$(BIN)/looplab audit text-2x4-sampled $(DEMO) --control none --controls none --grid 1,2,4,8 --quiet --out demo-out/sampled
+	$(BIN)/looplab audit par-indexed --task state_tracking --difficulty 8 $(DEMO) --controls none --grid 1,2,4,8 --brief --out demo-out/par
 	$(BIN)/looplab audit text-2x4-fixed $(DEMO) --controls suffix --beside demo-out/sampled --out demo-out/fixed
 
 test: .venv/installed

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looplab._config import config_hash, from_dict, to_dict
+from looplab._config import LATER, config_hash, declared, from_dict, to_dict
 
 
 class Law(ABC):
@@ -203,3 +203,24 @@ def test_somebody_elses_dataclass_below_str_makes_no_choice_of_it():
 
     assert Tag("a") == "a"
     assert from_dict(Named, {"name": "a"}) == Named(name="a")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grown:
+    steps: int = 1
+    added: float = field(default=0.5, metadata=LATER)
+    made: Warmup = field(default_factory=Warmup, metadata=LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Small:
+    steps: int = 1
+
+
+def test_a_field_that_came_later_is_hashed_only_where_it_is_not_its_default():
+    assert declared(Grown()) == {"kind": "Grown", "steps": 1}
+    assert declared({"a": (Grown(added=1.0),)}) == {"a": [{"kind": "Grown", "steps": 1, "added": 1.0}]}
+    assert len({config_hash(Grown()), config_hash(Grown(added=1.0)), config_hash(Grown(made=Warmup(steps=1)))}) == 3
+    assert to_dict(Grown())["added"] == 0.5
+    plain = {**declared(Grown()), "kind": "Small"}
+    assert plain == to_dict(Small())

@@ -253,6 +253,41 @@ def kill_own_worker_or_not(folder, task):
     return kill_own_worker(folder, task) if task == "b" else task
 
 
+def test_a_caller_may_go_on_without_a_task_whose_workers_keep_dying(tmp_path):
+    deaths = []
+
+    def died(index, how, again):
+        deaths.append((index, how.split(",")[0], again))
+        return "lost"
+
+    with LocalPool(2) as pool:
+        outcomes = list(pool.run(kill_own_worker_or_not, "abc", shared=tmp_path, died=died))
+    assert sorted(outcomes) == [(0, "a"), (1, "lost"), (2, "c")]
+    assert deaths == [(1, "killed by SIGKILL", again) for again in (True, True, False)]
+
+
+def freeze_once(folder, task):
+    note(folder, task)
+    if task == 1 and Path(folder, "1").read_text() == "x":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return task
+
+
+def test_a_frozen_worker_can_be_ended_from_another_thread(tmp_path):
+    def end():
+        appear(tmp_path / "1")
+        pool.kill(1)
+        pool.kill(7)  # not under way: nothing happens
+
+    with LocalPool(2) as pool:
+        thread = threading.Thread(target=end)
+        thread.start()
+        assert sorted(pool.run(freeze_once, range(3), shared=tmp_path)) == [(0, 0), (1, 1), (2, 2)]
+        thread.join()
+    assert attempts(tmp_path)["1"] == 2
+    Serial().kill(0)
+
+
 def test_no_retries_is_one_attempt(tmp_path):
     with LocalPool(1, retries=0) as pool, pytest.raises(WorkerDied, match=r"task 0 lost 1 workers"):
         list(pool.run(kill_own_worker, [0], shared=tmp_path))

@@ -17,6 +17,7 @@ from looplab.intervals import (
     expected_calibration_error,
     holm,
     mcnemar_exact,
+    mean_interval,
     paired_difference,
     percentile_interval,
     wilson,
@@ -105,6 +106,17 @@ def test_equivalence_needs_the_whole_interval_inside_the_margin():
     assert not equivalence(-rows, margin=0.0137, units=10**6).equivalent
     with pytest.raises(ValueError, match="margin must be above 0"):
         equivalence(rows, margin=0.0, units=50)
+
+
+def test_a_mean_has_the_interval_of_the_t_test():
+    values = np.array([0.1, 0.4, 0.35, 0.8, 0.2])
+    for level in (0.9, 0.95):
+        found, wanted = mean_interval(values, level=level), stats.ttest_1samp(values, 0).confidence_interval(level)
+        assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high))
+        assert found.estimate == pytest.approx(0.37)
+        assert found.low < found.plain_low < found.estimate < found.plain_high < found.high
+    with pytest.raises(ValueError, match="mean_interval: values must be of 2 items at least. Got 1"):
+        mean_interval(values[:1])
 
 
 def test_wilson_matches_the_published_example_and_keeps_its_ends():

@@ -20,6 +20,8 @@ from looplab._registry import did_you_mean, import_folder
 
 C = TypeVar("C")
 KIND = "kind"
+LATER = {"later": True}
+"""Metadata of a field that came after configurations were hashed: `declared` leaves it out while it has its default."""
 
 
 def to_dict(config: Any) -> Any:
@@ -79,9 +81,30 @@ def from_dict(cls: type[C], data: Any, *, path: str = "") -> C:
     return concrete(**values)
 
 
+def declared(config: Any) -> Any:
+    """`to_dict` without fields that are marked `LATER` and have their default, so a new field changes no old hash."""
+    if isinstance(config, (tuple, list)):
+        return [declared(item) for item in config]
+    if isinstance(config, Mapping):
+        return {key: declared(value) for key, value in config.items()}
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return to_dict(config)
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if not _unsaid(config, f)}
+    return {KIND: type(config).__name__, **{name: declared(value) for name, value in fields.items()}}
+
+
+def _unsaid(config: Any, field: dataclasses.Field[Any]) -> bool:
+    if "later" not in field.metadata:
+        return False
+    made = field.default_factory
+    default = field.default if made is dataclasses.MISSING else made()
+    return bool(getattr(config, field.name) == default)
+
+
 def config_hash(config: Any) -> str:
     """Hex digest (16 characters of blake2b) of the canonical JSON form; equal configurations have equal hashes."""
-    text = json.dumps(_canonical(to_dict(config)), sort_keys=True, separators=(",", ":"))
+    to_dict(config)  # refuses what would not come back the same
+    text = json.dumps(_canonical(declared(config)), sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

@@ -8,6 +8,9 @@ Results arrive in the order in which tasks finish; a caller that needs another o
 its worker runs again elsewhere, an exception of the function goes to the caller. At most one task per worker is under
 way, and a result waits in its worker until the caller asks for it, so a slow caller slows the workers down.
 
+A caller that wants to go on without a task whose workers keep dying passes `died`; one that finds a worker silent calls
+`kill`.
+
 Sums in floating point depend on the number of threads, so every worker has a fixed one. Other settings of a process,
 such as PyTorch's deterministic mode, are not carried over: a function that needs them sets them itself.
 """
@@ -32,6 +35,9 @@ from typing import Any, NamedTuple, TypeVar
 from looplab._registry import did_you_mean
 
 Task = TypeVar("Task")
+
+Died = Callable[[int, str, bool], Any]
+"""Called with a task's index, how its worker died, and whether the task is tried again."""
 
 NAMES = ("local", "ray")
 """What `executor` takes as a name."""
@@ -76,6 +82,7 @@ class Executor(ABC):
         *,
         shared: Any = None,
         describe: Callable[[Task], str] | None = None,
+        died: Died | None = None,
     ) -> Iterator[Outcome]:
         """Calls `function(shared, task)` once per task and yields each result as it comes. One run at a time.
 
@@ -84,13 +91,18 @@ class Executor(ABC):
             tasks: read one by one, as workers become free.
             shared: sent to each worker once. A worker's changes to it stay there, and reach its later tasks.
             describe: names a task in errors; its index is always named.
+            died: told of every death. What it returns at the last one is then the task's outcome, and others go on.
 
         Raises:
-            WorkerDied: a task's worker died in all its attempts.
+            WorkerDied: a task's worker died in all its attempts, and there is no `died`.
             TypeError: function, shared, a task or a result cannot be pickled (not `Serial`, which pickles nothing).
             Exception: what the function raised, of the same type where it can be pickled, not tried again. Its cause
                 holds the worker's traceback. `sys.exit` in a function counts as a dead worker.
         """
+
+    @abstractmethod
+    def kill(self, index: int) -> None:
+        """Ends the worker of `tasks[index]`, if it is under way, as if it had died. Any thread may call it."""
 
     @abstractmethod
     def close(self) -> None:
@@ -118,13 +130,17 @@ class Serial(Executor):
         *,
         shared: Any = None,
         describe: Callable[[Task], str] | None = None,
+        died: Died | None = None,
     ) -> Iterator[Outcome]:
-        """See `Executor.run`. `describe` is not needed: no worker can die."""
+        """See `Executor.run`. `describe` and `died` are not needed: no worker can die."""
         self._check_open()
         for index, task in enumerate(tasks):
             with _environment(_thread_variables(self.threads)), _torch_threads(self.threads):
                 value = function(shared, task)
             yield Outcome(index, value)
+
+    def kill(self, index: int) -> None:
+        """Nothing to end: the worker is the caller."""
 
     def close(self) -> None:
         """Nothing to stop."""
@@ -154,6 +170,7 @@ class _Pool(Executor):
             raise ValueError(f"executor: retries must be 0 or more. Got {retries}. Use 0 to try every task once.")
         self.retries = retries
         self._busy = False
+        self._running: dict[Any, _Attempt] = {}
 
     @abstractmethod
     def _begin(self, job: bytes, expected: int | None) -> None:
@@ -180,8 +197,18 @@ class _Pool(Executor):
         """Stops a task whose result nobody wants."""
 
     @abstractmethod
+    def _kill(self, handle: Any) -> None:
+        """Ends the worker of a task, which `_collect` then finds dead."""
+
+    @abstractmethod
     def _end(self) -> None:
         """Lets go of the job."""
+
+    def kill(self, index: int) -> None:
+        """See `Executor.kill`."""
+        for handle, attempt in list(self._running.items()):
+            if attempt.index == index:
+                self._kill(handle)
 
     def run(
         self,
@@ -190,6 +217,7 @@ class _Pool(Executor):
         *,
         shared: Any = None,
         describe: Callable[[Task], str] | None = None,
+        died: Died | None = None,
     ) -> Iterator[Outcome]:
         """See `Executor.run`."""
         self._check_open()
@@ -198,7 +226,7 @@ class _Pool(Executor):
                 "executor: only one run at a time. Read the first to its end, or open a second executor."
             )
         job = _packed((function, shared), "the function or its shared object", self._dumps)
-        running: dict[Any, _Attempt] = {}
+        running = self._running = {}
         again: list[_Attempt] = []
         self._busy = True
         try:
@@ -213,7 +241,7 @@ class _Pool(Executor):
                     yield outcome
                 if not running:
                     return
-                outcome = self._next_outcome(running, again, describe)
+                outcome = self._next_outcome(running, again, describe, died)
         finally:
             self._busy = False
             for handle in running:
@@ -229,7 +257,11 @@ class _Pool(Executor):
         return None
 
     def _next_outcome(
-        self, running: dict[Any, _Attempt], again: list[_Attempt], describe: Callable[[Any], str] | None
+        self,
+        running: dict[Any, _Attempt],
+        again: list[_Attempt],
+        describe: Callable[[Any], str] | None,
+        died: Died | None,
     ) -> Outcome | None:
         """Waits for a task to end. None if its worker died; the task then stands in `again`."""
         handle = self._wait(list(running))
@@ -239,7 +271,11 @@ class _Pool(Executor):
         except _Death as death:
             del running[handle]
             attempt.deaths += 1
-            if attempt.deaths > self.retries:
+            last = attempt.deaths > self.retries
+            found = died(attempt.index, str(death), not last) if died else None
+            if last and died:
+                return Outcome(attempt.index, found)
+            if last:
                 name = f"task {attempt.index}" + (f" ({describe(attempt.task)})" if describe else "")
                 raise WorkerDied(
                     f"executor: a worker must live until its task is done. {name} lost {attempt.deaths} workers"
@@ -313,6 +349,10 @@ class LocalPool(_Pool):
         if handle in self._all:  # `close` may have come first
             self._all.remove(handle)
             handle.stop()
+
+    def _kill(self, handle: "_LocalWorker") -> None:
+        with suppress(ValueError):  # it was stopped in this moment
+            handle.process.kill()
 
     def _end(self) -> None:
         self._job = (0, b"")
@@ -452,12 +492,16 @@ class RayPool(_Pool):
             errors.NodeDiedError,
             errors.OutOfMemoryError,
             errors.ObjectLostError,
+            errors.TaskCancelledError,  # of `kill`
         ) as error:
             raise _Death(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
 
     def _abandon(self, handle: Any) -> None:
         if self._ray.is_initialized():  # `close` may have come first
             self._ray.cancel(handle, force=True)
+
+    def _kill(self, handle: Any) -> None:
+        self._ray.cancel(handle, force=True)
 
     def _end(self) -> None:
         self._job = []

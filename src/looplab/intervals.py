@@ -152,6 +152,18 @@ def equivalence(
     )
 
 
+def mean_interval(values: Float[np.ndarray, " items"], *, level: float = 0.95) -> Interval:
+    """t interval of a mean over items; the normal interval stands in the plain fields."""
+    items = len(values)
+    if items < 2:
+        raise ValueError(f"mean_interval: values must be of 2 items at least. Got {items}. Measure more.")
+    mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(items)
+    half, plain = (float(q) * error for q in (stats.t.ppf((1 + level) / 2, items - 1), stats.norm.ppf((1 + level) / 2)))
+    return Interval(
+        estimate=mean, low=mean - half, high=mean + half, plain_low=mean - plain, plain_high=mean + plain, level=level
+    )
+
+
 def wilson(successes: int, trials: int, *, level: float = 0.95) -> Interval:
     """Score interval of a proportion (Wilson 1927); the normal (Wald) interval stands in the plain fields."""
     if not 0 <= successes <= trials or trials == 0:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from looplab._config import from_dict
+from looplab._config import LATER, from_dict
 
 SCHEMA_VERSION = 1
 
@@ -167,7 +167,7 @@ class Rule:
     """How an interval becomes a word, fixed before anything runs; `looplab.studies.rules` applies it."""
 
     name: str
-    """above, below, between, exact: of one arm; greater: of two; equivalent: of one or two; spread: of several."""
+    """above, below, between, exact, law: a level; greater: a difference; equivalent, two_sided: around 0; spread."""
     numbers: tuple[float, ...] = ()
     """Thresholds; none for an equivalence within the audit's own margin."""
 
@@ -177,13 +177,51 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """What a rule looks at: one quantity of one arm, or of several."""
+    """What a rule looks at: one quantity of one arm, or of several; built by the functions of `looplab.studies.parts`.
+
+    The cells are pairs of an arm and a quantity, one after another.
+    """
 
     label: str
     quantity: str
     """Name of the `StudyRow`."""
     arms: tuple[str, ...]
     rule: Rule
+    statistic: str = dataclasses.field(default="", metadata=LATER)
+    """contrast, effect, interaction, trend: a weighted sum of the cells; ratio, auc, time; empty: the value of one arm
+    or the difference of two."""
+    quantities: tuple[str, ...] = dataclasses.field(default=(), metadata=LATER)
+    """Quantity of every cell, where they differ."""
+    weights: tuple[float, ...] = dataclasses.field(default=(), metadata=LATER)
+    """Of the weighted sum."""
+    at: tuple[float, ...] = dataclasses.field(default=(), metadata=LATER)
+    """Of a trend: where every cell stands on the axis."""
+    axis: str = dataclasses.field(default="", metadata=LATER)
+    """Of a trend: what is on the axis."""
+    clusters: tuple[str, ...] = dataclasses.field(default=(), metadata=LATER)
+    """Of an auc: the cluster of every arm."""
+
+    @property
+    def cells(self) -> tuple[tuple[str, str], ...]:
+        """(arm, quantity) of every cell."""
+        return tuple(zip(self.arms, self.quantities or (self.quantity,) * len(self.arms), strict=True))
+
+    @property
+    def decides(self) -> str:
+        """The rule, with the statistic that it decides on."""
+        axis = f" on {self.axis}" if self.axis else ""
+        return f"{self.statistic}{axis}: {self.rule}" if self.statistic else str(self.rule)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Need:
+    """What must hold before a claim may be decided: a quantity reaches a level in all of some arms."""
+
+    arms: tuple[str, ...]
+    quantity: str
+    at_least: float
+    reason: str
+    """Kind of the reason, where it does not: task not learned, control missing, ..."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -214,13 +252,27 @@ class Claim:
     guard: str = ""
     published: tuple[Published, ...] = ()
     contradicted_by: tuple[Published, ...] = ()
+    some: bool = dataclasses.field(default=False, metadata=LATER)
+    """Supported if one part is, at intervals of 1 - .05 / parts: "in some of m cells"."""
+    needs: tuple[Need, ...] = dataclasses.field(default=(), metadata=LATER)
+    """Guards that are checked before any comparison."""
+    withheld: str = dataclasses.field(default="", metadata=LATER)
+    """Why no scale offered here can test this, such as `size: 20B parameters`; such a claim has no parts."""
+    only: str = dataclasses.field(default="", metadata=LATER)
+    """What must be given before it is measured: --full, --model or --data; empty: nothing."""
+    equal: tuple[str, ...] | None = dataclasses.field(default=None, metadata=LATER)
+    """What its arms must share, where that is not what the study says."""
 
     @property
     def rule(self) -> str:
         """The rule of all parts, or of each, in words."""
-        rules = list(dict.fromkeys(str(part.rule) for part in self.parts))
+        rules = list(dict.fromkeys(part.decides for part in self.parts))
+        if not rules:
+            return "not tested here"
+        if self.some:
+            return f"in some part, at 1 - .05/{len(self.parts)}: {'; '.join(rules)}"
         if len(rules) > 1:
-            return "; ".join(f"{part.label}: {part.rule}" for part in self.parts)
+            return "; ".join(f"{part.label}: {part.decides}" for part in self.parts)
         if len(self.parts) == 1:
             return rules[0] if len(self.parts[0].arms) == 1 else f"{rules[0]}: {self.parts[0].label}"
         return f"{rules[0]} in every {'identifiable part' if self.where_identifiable else 'part'}"
@@ -238,16 +290,20 @@ class PartResult:
     seeds: tuple[float, ...]
     """The value for each training seed; empty where none was trained."""
     word: str
+    note: str = ""
+    """What is printed beside the number: the direction, a p value, how many runs diverged, counts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClaimResult:
-    """A claim with its word: supported, not supported, undecided, or not identifiable at this scale."""
+    """A claim with its word: supported, not supported, undecided, or not identifiable at this scale; `-`: not run."""
 
     claim: Claim
     parts: tuple[PartResult, ...]
     word: str
     reason: str
+    flags: tuple[str, ...] = ()
+    """reversed: the opposite would be supported; one checkpoint: nothing about training runs; code changed; tuned."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -270,6 +326,10 @@ class StudyRow:
     """The audit's own word."""
     reason: str = ""
     """Why there is no value."""
+    chance: float | None = None
+    """Value of the best blind guess, of an accuracy: both arms near it, or both near 1, compare nothing."""
+    items: int | None = None
+    """Items, events or repetitions behind the value."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -299,6 +359,8 @@ class Matched:
     equal: bool
     values: dict[str, str]
     """Arm -> what it had."""
+    tolerance: float = 0.0
+    """Largest allowed over smallest of a number, minus 1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -337,6 +399,8 @@ class StudyResult:
     notes: tuple[str, ...]
     versions: dict[str, str]
     command: str
+    code: str = ""
+    """Hash of the source that measured it."""
     schema: int = SCHEMA_VERSION
 
     def row(self, arm: str, seed: int | None, quantity: str) -> StudyRow | None:
@@ -345,15 +409,16 @@ class StudyResult:
         return next(found, None)
 
     def counts(self) -> str:
-        """`3 supported, 1 undecided`."""
-        words = [claim.word for claim in self.claims]
+        """`3 supported, 1 undecided, 1 not run`."""
+        words = ["not run" if claim.word == "-" else claim.word for claim in self.claims]
         return ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
 
     def __str__(self) -> str:
         lines = [f"study {self.study} at scale {self.scale}: {self.counts()}", ""]
         for result in self.claims:
             reason = f" ({result.reason})" if result.reason else ""
-            lines.append(f"{result.claim.id:<18} {result.word}{reason}")
+            flags = "".join(f", {flag}" for flag in result.flags)
+            lines.append(f"{result.claim.id:<18} {result.word}{reason}{flags}")
             lines.append(f"{'':<18} {result.claim.statement} Rule: {result.claim.rule}.")
         return "\n".join([*lines, "", *self.notes])
 
@@ -367,6 +432,8 @@ class StudyResult:
         data = json.loads(text)
         if data.get("schema") != SCHEMA_VERSION:
             raise ValueError(f"study: results.json must have schema {SCHEMA_VERSION}. Got {data.get('schema')!r}.")
+        for claim in data["claims"]:
+            claim["parts"] = [_numbers(part, "value", "low", "high") for part in claim["parts"]]
         return from_dict(cls, data)
 
 

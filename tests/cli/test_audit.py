@@ -190,6 +190,21 @@ def test_a_dense_model_is_audited_with_its_own_message(models, text, tmp_path, c
     assert "This model has no repeated block; running the dense interventions only." in capsys.readouterr().out
 
 
+def test_brief_prints_the_verdict_alone(finished, capsys):
+    folder, argv = finished
+    assert main(["audit", *argv, "--brief"]) == exit_codes.DONE
+    result = AuditResult.load(folder)
+    told = capsys.readouterr()
+    assert told.out.splitlines() == [f"{result.model.name}: {d.verdict.sentence}" for d in result.domains]
+    assert not told.err
+
+
+def test_brief_is_for_one_model(models, tmp_path, capsys):
+    argv = [str(models / "tiny-core"), str(models / "tiny-blocks"), "--brief", "--out", str(tmp_path)]
+    assert main(["audit", *argv]) == exit_codes.USAGE
+    assert "--brief takes one MODEL. Got several, which are compared. Use --quiet." in capsys.readouterr().err
+
+
 def test_findings_decide_the_exit_code_where_asked(finished):
     result = AuditResult.load(finished[0])
     quiet = dataclasses.replace(result, findings=())

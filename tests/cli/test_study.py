@@ -37,15 +37,87 @@ def test_list_names_every_study_with_its_question(capsys):
         ),
         ([], "study: no study ''. See: looplab study --list"),
         (["dcp", "--seeds", "2"], "study: dcp trains nothing, so --seeds must be left out."),
-        (["depth_schedule", "--seeds", "0"], "study: --seeds must be from 1 to 1000. Got 0."),
+        *(
+            (
+                ["depth_schedule", "--seeds", text],
+                f"study: seeds must be different whole numbers, 1000 is kept for tuning. Got {text}.",
+            )
+            for text in ("0", "0,0", "1000,", "2000", "a", "0,b", "1.5", ",")
+        ),
         (["dcp", "--full"], "study: dcp has no further arms, so --full must be left out."),
-        (["dcp", "--workers", "0"], "study: --workers must be at least 1. Got 0."),
+        (["dcp", "--workers", "0"], "study: --workers must be at least 1, or auto. Got 0."),
+        (["dcp", "--minutes", "0"], "study: --minutes must be above 0. Got 0."),
+        (["dcp", "--scale", "gpu"], "study: scale gpu needs a CUDA device. Found cpu. Use --scale cpu."),
+        (["par", "--model", "a=b"], "study: par cannot use --model, so it must be left out."),
+        (["par", "--data", "a=b"], "study: par cannot use --data, so it must be left out."),
+        (
+            ["dcp", "--arms", "text-core,text-dens"],
+            "study: dcp has no arm 'text-dens'. Did you mean 'text-dense'? Arms: text-2x4-fixed, text-2x4-sampled, "
+            "text-core, text-dense.",
+        ),
+        (["dcp", "--claims", "1,9"], "study: dcp has no claim '9'. Claims: 1, 2, 3, 4, 5, 6, 7, 8."),
+        (["dcp", "--explain", "x"], "study: dcp has no claim 'x'. Claims: 1, 2, 3, 4, 5, 6, 7, 8."),
+        (["all", "--arms", "main"], "study: --arms must be left out with `all`. Name one study."),
+        (["all", "--seeds", "2"], "study: --seeds must be left out with `all`. Name one study."),
     ],
 )
 def test_a_wrong_word_is_one_line_and_code_2(tmp_path, capsys, words, message):
     assert main(["study", *words, "--out", str(tmp_path)]) == exit_codes.USAGE
     assert capsys.readouterr().err == message + "\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_claim_is_explained_with_its_rule_guard_and_what_would_settle_it(tmp_path, capsys):
+    assert main(["study", "par", "--explain", "8a", "--out", str(tmp_path)]) == exit_codes.DONE
+    printed = capsys.readouterr().out
+    for words in (
+        "par.8a  With concat",
+        "“both are indispensable”",
+        "greater(0.2)",
+        "below the ceiling",
+        "3 seeds or more",
+    ):
+        assert words in printed
+    assert main(["study", "dcp", "--explain", "dcp.2"]) == exit_codes.DONE
+    assert "contradicted  1.54 math, 1.08 web" in capsys.readouterr().out
+
+
+def test_a_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
+    from looplab.cli import study as command
+    from looplab.studies.forecast import Missing
+
+    part = {"trained": 1, "applications": 1e6, "flops": 2e12, "memory": "3 MB", "seconds": 600.0}
+    monkeypatch.setattr(command, "missing", lambda *given: (Missing(name="main", jobs=2, **part),))
+    assert main(["study", "par", "--dry-run", "--workers", "2", "--out", str(tmp_path)]) == exit_codes.DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "par, scale cpu: 42 jobs, 40 done, 2 missing"
+    assert lines[3].split() == ["main", "2", "1", "1e+06", "2e+12", "3", "MB", "10.0"]
+    assert "about 5 minutes on 2 workers" in lines[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_few_seeds_are_noticed(tmp_path, capsys):
+    words = ["study", "par", "--seeds", "2", "--predict-only", "--out", str(tmp_path)]
+    assert main(words) == exit_codes.DONE
+    assert capsys.readouterr().err == "2 seeds: 12 of 12 claims can only end as undecided (3 needed)\n"
+
+
+def test_all_runs_every_study(tmp_path, capsys, monkeypatch):
+    from looplab.cli import study as command
+
+    ran = []
+    monkeypatch.setattr(command, "run_study", lambda study, *given, **more: ran.append(study.name) or "result")
+    assert main(["study", "all", "--scale", "smoke", "--quiet", "--out", str(tmp_path)]) == exit_codes.DONE
+    assert sorted(ran) == sorted(STUDIES)
+
+
+def test_an_edited_file_of_rows_is_code_4(tmp_path, capsys):
+    folder = tmp_path / "dcp/smoke/rows"
+    assert main(["study", "dcp", "--scale", "smoke", "--predict-only", "--out", str(tmp_path)]) == exit_codes.DONE
+    folder.mkdir()
+    (folder / "text-core.json").write_text("{}")
+    assert main(["study", "dcp", "--scale", "smoke", "--out", str(tmp_path)]) == exit_codes.DATA
+    assert "rows/text-core.json must hold rows of a study" in capsys.readouterr().err
 
 
 def test_an_unknown_scale_is_refused(capsys):
@@ -56,7 +128,7 @@ def test_an_unknown_scale_is_refused(capsys):
 
 
 def test_predictions_alone_are_written_and_hashed(tmp_path, capsys):
-    words = ["study", "depth_schedule", "--scale", "cpu", "--predict-only", "--out", str(tmp_path)]
+    words = ["study", "par", "--scale", "cpu", "--predict-only", "--out", str(tmp_path)]
     assert main(words) == exit_codes.DONE
     first = capsys.readouterr().out
     assert first.startswith("predictions.json  SHA-256 ")

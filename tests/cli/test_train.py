@@ -7,7 +7,9 @@ from looplab._config import to_dict
 from looplab.cli import exit_codes, main
 from looplab.models.folder import load_folder
 from looplab.recipes import RECIPES
+from looplab.training.trackers import TRACKERS
 from training.tiny_run import tiny_run
+from training.trackers.recorded import logged, register
 
 
 @pytest.fixture
@@ -69,6 +71,30 @@ def test_quiet_says_the_result_only(tiny, capsys):
     printed = capsys.readouterr()
     assert "tokens/s" not in printed.err
     assert printed.out.startswith("Held-out loss ")
+
+
+def test_trackers_are_told_when_named(tiny, tmp_path, monkeypatch):
+    told = register(monkeypatch)
+    assert main([*tiny, "--steps", "2", "--log-every", "1", "--quiet"]) == exit_codes.DONE
+    assert told == []
+    assert main([*tiny, "--steps", "4", "--log-every", "1", "--quiet", "--track", " kept,"]) == exit_codes.DONE
+    assert [step for step, numbers in logged(told) if "train/loss" in numbers] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("track", "message"),
+    [
+        ("trakio", "train: Unknown tracker 'trakio'. Did you mean 'trackio'? Known: trackio, wandb."),
+        ("trackio,trackio", "train: track must name every tracker once. Got trackio, trackio. Leave"),
+    ],
+)
+def test_trackers_that_cannot_be_had_are_refused_before_anything_is_made(
+    tiny, tmp_path, capsys, monkeypatch, track, message
+):
+    monkeypatch.setattr(TRACKERS["trackio"], "package", "json")
+    code, line = refused([*tiny, "--track", track], capsys)
+    assert (code, line.startswith(message)) == (exit_codes.USAGE, True)
+    assert not (tmp_path / "run").exists()
 
 
 def refused(words, capsys):

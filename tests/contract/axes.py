@@ -8,6 +8,7 @@ from looplab.nn.embedding import Head
 from looplab.nn.linear import Init
 from looplab.nn.mlp import GatedReluSquared, GeGLU, Gelu, ReluSquared, Silu, SwiGLU
 from looplab.nn.norm import BranchOnly, LayerNorm, PostSum, PreAndBranch, PreNorm, RMSNorm, SandwichSum
+from looplab.nn.residual import LoomResidual, UnitResidual
 from looplab.nn.rope import ALiBi, FallingBias, Learned, Llama3, NoPE, RelativeBias, Rope
 from looplab.recurrence.boundary import EndNorm, NoBoundary, OwnNorm, PlainRMS, SharedFinalNorm
 from looplab.recurrence.depth import FixedDepth, Grid, Unknown
@@ -101,6 +102,8 @@ CHOICES = {
     "placement-pre-and-branch": {"placement": PreAndBranch()},
     "placement-branch-only": {"placement": BranchOnly()},
     "placement-post-sum": {"placement": PostSum()},
+    "residual-unit": {"residual": UnitResidual()},
+    "residual-loom": {"residual": LoomResidual()},
     "norm-rms-plain": {"norm": RMSNorm(affine=False)},
     "norm-layer": {"norm": LayerNorm()},
     "norm-layer-plain": {"norm": LayerNorm(affine=False)},

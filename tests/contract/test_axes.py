@@ -19,6 +19,7 @@ from looplab.nn.attention import Attention
 from looplab.nn.embedding import Head
 from looplab.nn.mlp import FeedForward
 from looplab.nn.norm import Norm, Placement
+from looplab.nn.residual import LoomResidual, Residual
 from looplab.nn.rope import Learned, Position, Rope
 from looplab.recurrence import state as states
 from looplab.recurrence.boundary import Boundary, SharedFinalNorm
@@ -174,6 +175,7 @@ def chosen(value):
         Boundary,
         Norm,
         Placement,
+        Residual,
         Signal,
         Update,
         Halt,
@@ -241,6 +243,11 @@ REFUSED = [
             "Damped": {"update": Damped(alpha=0.5)},
         }.items()
     ],
+    (
+        lambda: {"order": TwoLevel(), "state_init": Zeros(), "residual": LoomResidual()},
+        "TwoLevel(...) does not combine with LoomResidual: its layers have no single number of loops. "
+        "Use residual=UnitResidual().",
+    ),
     (
         lambda: {"signal": StepEmbedding(max=8), "trained_depth": UniformDepth(low=1, high=64)},
         "signal=StepEmbedding(max=8) is shorter than trained_depth: UniformDepth(1, 64) draws up to 64. Set max=64",

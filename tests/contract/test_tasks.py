@@ -30,6 +30,7 @@ GOLDEN = {
     "multi_hop-1": "a78372d5a32e",
     "p_hop-1": "c18e243a07a8",
     "pointer_chase-1": "bb2d4ea496b4",
+    "pointer_stream-1": "76bac12912b9",
     "prefix_sum-1": "f9b8df367502",
     "reachability-1": "cff5faee1010",
     "river-1": "3d04fd07a521",

@@ -75,9 +75,9 @@ def test_micro_batches_have_their_own_depths(tmp_path):
         depths = [int(LAW.draw(key, index, one, piece)[0]) for piece in range(4)]
         assert line["T"] == np.mean(depths)
         assert line["ledger"]["row_applications"] == sum(depths)
-    pieces = split(trainer.loader.batch(0), 4)
-    assert len({d.depth for d in draw_depths(trainer.spec, 0, 0, pieces, "micro_batch")}) > 1
-    assert len({d.depth for d in draw_depths(trainer.spec, 0, 0, pieces, "batch")}) == 1
+    rows = [piece.rows for piece in split(trainer.loader.batch(0), 4)]
+    assert len({d.depth for d in draw_depths(trainer.spec, 0, 0, rows, "micro_batch")}) > 1
+    assert len({d.depth for d in draw_depths(trainer.spec, 0, 0, rows, "batch")}) == 1
 
 
 def test_terms_are_counted_over_micro_batches_of_different_depth(tmp_path):

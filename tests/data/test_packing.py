@@ -68,14 +68,14 @@ def test_a_batch_equals_the_written_out_stream(texts, seq_len, rows, step):
     assert batch.document_ids is None
 
 
-def test_world_sizes_see_the_same_global_batches():
+def test_some_rows_are_those_of_the_whole_batch():
     data = loader()
     for step in range(20):
         whole = data.batch(step)
-        for world_size in (1, 2, 4):
-            parts = [data.batch(step, rank=r, world_size=world_size) for r in range(world_size)]
-            for rank, part in enumerate(parts):
-                assert part.rows.tolist() == list(range(rank, 4, world_size))
+        for parts in ([[0, 1, 2, 3]], [[0, 2], [1, 3]], [[3, 0], [2, 1]], [[0], [1], [2], [3]]):
+            for rows in parts:
+                part = data.batch(step, rows=torch.tensor(rows))
+                assert part.rows.tolist() == rows
                 assert part.start == whole.start
                 for field in ("tokens", "labels", "positions"):
                     assert torch.equal(getattr(part, field), getattr(whole, field)[part.rows]), field
@@ -273,10 +273,10 @@ def test_what_cannot_be_packed_is_refused():
         PackedText(sources=(), packing=packing)
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(0, 5), (2, 2), (-1, 2)])
-def test_ranks_without_rows_are_refused(rank, world_size):
-    with pytest.raises(ValueError, match="0 <= rank < world_size <= rows must hold"):
-        loader().batch(0, rank=rank, world_size=world_size)
+@pytest.mark.parametrize("rows", [[], [4], [0, -1]])
+def test_rows_that_the_batch_does_not_have_are_refused(rows):
+    with pytest.raises(ValueError, match="rows must be numbers from 0 to 3"):
+        loader().batch(0, rows=torch.tensor(rows, dtype=torch.long))
 
 
 def test_steps_count_from_zero():

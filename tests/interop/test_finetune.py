@@ -241,9 +241,11 @@ def test_memory_of_adapters_counts_their_gradients_alone():
     small = memory_of(adapted(wrapped(), ("core",)), rows=2, tokens=9, num_steps=3)
     assert small.gradients == 4 * 2 * sum(a + b for a, b in [(32, 32)] * 8 + [(32, 48)] * 4 + [(48, 32)] * 2)
     assert small.weights == whole.weights + small.gradients and small.optimizer < whole.optimizer / 5
-    assert dataclasses.replace(small, weights=0, gradients=0, optimizer=0) == dataclasses.replace(
-        whole, weights=0, gradients=0, optimizer=0
-    )
+    own = {"weights": 0, "gradients": 0, "optimizer": 0, "update": 0}
+    assert dataclasses.replace(small, **own) == dataclasses.replace(whole, **own)
+    assert small.update < whole.update
+    again = memory_of(adapted(wrapped(), ("core",)), rows=2, tokens=9, num_steps=3, accumulates=True)
+    assert again == dataclasses.replace(small, earlier=small.gradients)
 
 
 def test_targets_are_the_linear_maps_of_the_parts():

@@ -197,3 +197,11 @@ def test_an_unknown_model_or_key_gets_a_suggestion(folder):
     (folder / "config.json").write_text(json.dumps({**facts, "config": {**facts["config"], "dimm": 3}}))
     with pytest.raises(KeyError, match=r"Did you mean 'dim'\?"):
         load_folder(folder)
+
+
+def test_other_tensors_may_stand_for_those_of_the_model(tmp_path):
+    model = build(PRESETS["tiny-core"](), seed=3)
+    doubled = {name: 2 * tensor for name, tensor in unique_tensors(model).items()}
+    save_folder(tmp_path, model, tensors=doubled)
+    again, _ = load_folder(tmp_path)
+    torch.testing.assert_close(again.state_dict(), {n: 2 * t for n, t in model.state_dict().items()}, **EXACT)

@@ -10,6 +10,7 @@ from looplab.models.base import build
 from looplab.models.dense import DenseConfig
 from looplab.models.looped import Envelope, NoEnvelope
 from looplab.nn.norm import LayerNorm, PostSum, SandwichSum
+from looplab.nn.residual import LoomResidual
 from looplab.nn.rope import Learned
 from looplab.recurrence import state as states
 from looplab.recurrence.boundary import EndNorm, SharedFinalNorm
@@ -101,6 +102,28 @@ def test_a2_both_loops_agree_for_a_core_of_one_layer(steps):
     ids = tokens(made(), 2, 5)
     by_layer, by_model = (run(made(order=order(num_steps=2)), ids, num_steps=steps) for order in (LayerLoop, ModelLoop))
     torch.testing.assert_close(by_layer.logits, by_model.logits, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("order", "blocks", "weights"),
+    [
+        (ModelLoop(num_steps=4), (3,), (0.5 / (4 * 3**0.5),) * 3),
+        (LayerLoop(num_steps=4), (3,), (0.5 / (4 * 3**0.5),) * 3),
+        (Blocks(num_steps=(2, 4)), (1, 2), (0.5 / 2, 0.5 / (4 * 2**0.5), 0.5 / (4 * 2**0.5))),
+    ],
+    ids=["model-loop", "layer-loop", "blocks"],
+)
+def test_a8_a_residual_scale_is_one_weight_on_the_branches_of_the_core_at_any_depth(order, blocks, weights):
+    changes = {"order": order, "blocks": blocks, "envelope": Envelope(prelude=1, coda=1)}
+    scaled, plain = made(residual=LoomResidual(), **changes), made(**changes)
+    for layer, weight in zip(plain.core, weights, strict=True):  # the last matrix of a branch carries its weight
+        layer.attn.o.weight.data *= weight
+        layer.ffn.down.weight.data *= weight
+    ids = tokens(plain, 2, 5)
+    for steps in (plain.spec.default_steps, 1 if len(blocks) == 1 else (1, 1)):
+        torch.testing.assert_close(
+            run(scaled, ids, num_steps=steps).logits, run(plain, ids, num_steps=steps).logits, **TWIN
+        )
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,16 @@ PLACEMENTS = [PreNorm(), SandwichSum(), PreAndBranch(), BranchOnly(), PostSum()]
 POSITIONS = torch.arange(4).expand(2, -1)
 
 
-def layer(placement):
+def layer(placement, residual=1.0):
     torch.manual_seed(0)
     made = Layer(
-        6, attention=ATTENTION, ffn=SwiGLU(hidden=9), norm=RMSNorm(eps=1e-3), placement=placement, init=Init(std=0.6)
+        6,
+        attention=ATTENTION,
+        ffn=SwiGLU(hidden=9),
+        norm=RMSNorm(eps=1e-3),
+        placement=placement,
+        init=Init(std=0.6),
+        residual=residual,
     ).double()
     for name, parameter in made.named_parameters():
         if "_in" in name or "_out" in name:
@@ -73,6 +79,17 @@ def test_a_layer_equals_the_twin_in_outputs_and_gradients(placement, modulated):
     wanted = [h, *made.parameters()]
     for a, b in zip(*(torch.autograd.grad(y.pow(3).sum(), wanted) for y in (fast, slow)), strict=True):
         torch.testing.assert_close(a, b, **BLOCK_GRADIENTS)
+
+
+@pytest.mark.parametrize("modulated", [False, True], ids=["plain", "modulated"])
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda p: type(p).__name__)
+def test_a_residual_weight_scales_what_both_branches_add(placement, modulated):
+    made = layer(placement, residual=0.3)
+    h, scope = inputs()
+    drawn = torch.randn(4, 2, 1, 6, dtype=torch.float64)
+    given = Modulation(*drawn) if modulated else None
+    gains = (0.3 * drawn[0], 0.3 * drawn[1], drawn[2], drawn[3]) if modulated else (0.3, 0.3, 0.0, 0.0)
+    torch.testing.assert_close(made(h, scope, modulation=given), written_out(made, h, gains), **BLOCKS)
 
 
 def test_only_the_norms_in_use_exist():

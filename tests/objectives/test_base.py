@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 
@@ -66,6 +68,16 @@ def test_a_recorder_of_few_states_starts_again_and_keeps_the_graph():
         assert recorder.by_number == {0: "s0", 2: "s2"}
     rollout, _, _ = roll(given(Line(), words(), gradient=SegmentedDetach(every=2)), range(5))
     assert all(rollout.states[k].requires_grad for k in (1, 2, 3, 4))
+
+
+def test_noise_of_a_row_does_not_depend_on_the_rows_beside_it():
+    model, batch = Line(), words(rows=4)
+    whole = given(model, batch)
+    own = dataclasses.replace(batch, **{name: getattr(batch, name)[[3, 1]] for name in ("tokens", "labels", "rows")})
+    part = given(model, own, all_rows=4)
+    drawn = whole.normal(whole.generator("augment"), 2, (4, 5, 3))
+    assert drawn.shape == (2, 4, 5, 3) and drawn.std() > 0.5
+    assert torch.equal(part.normal(part.generator("augment"), 2, (2, 5, 3)), drawn[:, [3, 1]])
 
 
 def test_a_value_can_reach_one_state_alone():

@@ -30,8 +30,15 @@ def test_the_loss_falls_from_that_of_a_guess(tmp_path):
     assert sum(losses[-4:]) < sum(losses[:4])
 
 
+UNLIKE = ("final_only", "distillation", "halting", "indexed", "written", "add_soft_anchor", "layout_answer", "falling")
+"""Arms with an objective, a model or words of their own; the others change a number."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ARMS if name != "main"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in UNLIKE else pytest.mark.nightly) for name in ARMS if name != "main"],
+)
 def test_every_arm_learns_something_in_twenty_steps(tmp_path, name):
     losses = trained(name, tmp_path)
     assert sum(losses[-4:]) < sum(losses[:4])
@@ -41,6 +48,12 @@ def test_the_main_arm_is_the_recipe():
     run = RECIPES["par-swap-s5"]()
     assert dataclasses.replace(par_arm("main"), evaluation=run.evaluation) == run
     assert dataclasses.replace(par_arm("main", seed=3), seed=0) == par_arm("main")
+
+
+def test_the_recipe_without_a_window_is_an_arm():
+    run, arm = RECIPES["par-swap-s5-causal"](), par_arm("falling")
+    assert run.model == arm.model and run.model.attention.window is None
+    assert run.objective == RECIPES["par-swap-s5"]().objective and run.steps == arm.steps
 
 
 def test_no_two_arms_are_the_same_run():

@@ -285,6 +285,23 @@ def test_a_curriculum_moves_the_mean_and_ends_at_the_law():
     ).all()
 
 
+def test_a_ramp_over_a_part_of_the_run_is_one_of_so_many_steps():
+    law = FixedDepth(num_steps=8)
+    part = Curriculum(law=law, ramp_fraction=0.25)
+    assert part.over(1000) == Curriculum(law=law, ramp_steps=250)
+    assert part.over(1) == Curriculum(law=law, ramp_steps=1)
+    assert Curriculum(law=law, ramp_steps=9).over(1000) == Curriculum(law=law, ramp_steps=9)
+    assert str(part) == "Curriculum(FixedDepth(8), ramp_fraction=0.25)"
+    assert PrefixDepth(law=part).over(40).mean(5) == 4.0
+    bucketed = Bucketed(law=Curriculum(law=PoissonDepth(rate=5.0, max_steps=9), ramp_fraction=0.5), edges=(1, 4, 9))
+    assert bucketed.over(40).mean(2) < bucketed.over(4).mean(2) == pytest.approx(bucketed.mean())
+    assert (part.pmf() == law.pmf()).all()  # the end is known without the run
+    with pytest.raises(
+        ValueError, match=r"ramp_fraction \(0.25\) is a part of a run. Got a step of a run of unknown len"
+    ):
+        part.pmf(3)
+
+
 @given(plain, edges)
 def test_buckets_keep_the_mean_and_add_the_variance_between_edges(make, inner):
     law = make()
@@ -396,7 +413,16 @@ def test_laws_are_named_as_in_warnings():
         ),
         (
             lambda: PoissonLognormal(rate=3.0, max_steps=0),
-            "PoissonLognormal.max_steps must be at least 1. Got 0. The 99.99 % quantile is a fair bound.",
+            "PoissonLognormal.max_steps is required: the law has no upper end. For mean 3 the 99.99 % quantile is 22.",
+        ),
+        (
+            lambda: PoissonLognormal(rate=32.0),
+            "PoissonLognormal.max_steps is required: the law has no upper end. "
+            "For mean 32 the 99.99 % quantile is 186.",
+        ),
+        (
+            lambda: PoissonLognormal(rate=32.0, max_steps=-1),
+            "PoissonLognormal.max_steps must be at least 1. Got -1. The 99.99 % quantile is 186.",
         ),
         (lambda: PoissonDepth(rate=0.0, max_steps=8), "PoissonDepth.rate must be positive. Got 0.0. Parcae has 8."),
         (lambda: PoissonDepth(rate=1.0, max_steps=0), "PoissonDepth.max_steps must be at least 1. Got 0."),
@@ -426,6 +452,18 @@ def test_laws_are_named_as_in_warnings():
         (
             lambda: Curriculum(law=FixedDepth(num_steps=4), ramp_steps=0),
             "Curriculum.ramp_steps must be at least 1. Got 0. Use the law alone.",
+        ),
+        (
+            lambda: Curriculum(law=FixedDepth(num_steps=4)),
+            "Curriculum needs ramp_steps or ramp_fraction, not both. Got None and None. Give one.",
+        ),
+        (
+            lambda: Curriculum(law=FixedDepth(num_steps=4), ramp_steps=3, ramp_fraction=0.5),
+            "Curriculum needs ramp_steps or ramp_fraction, not both. Got 3 and 0.5. Give one.",
+        ),
+        (
+            lambda: Curriculum(law=FixedDepth(num_steps=4), ramp_fraction=1.5),
+            "Curriculum.ramp_fraction must be above 0 and at most 1. Got 1.5. Use the law alone.",
         ),
         (
             lambda: Curriculum(law=FixedDepth(num_steps=4), ramp_steps=5, floor=5.0),

@@ -2,11 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from looplab.records import StudyArm, StudyResult, dump_json
+from looplab.records import ClaimResult, StudyArm, StudyResult, dump_json
 from looplab.report.keyed import Keyed
 from looplab.report.study import arms_table, claims_table, parts_table, study_page, study_tex, write_study
 from looplab.studies.base import STUDIES
@@ -17,8 +18,8 @@ from report.test_page import browser, look
 PLANTED = {"text-core": single_core, "text-dense": dense}
 
 
-def planted(name="dcp", scale="cpu", seeds=0, **changes):
-    """A study whose audits are planted."""
+def planted(name="dcp", scale="cpu", seeds=0, claims=None, **changes):
+    """A study whose audits are planted; `claims` says how many of its claims rest on audits alone."""
     study = STUDIES[name]()
     arms, rows = study.arms(scale, seeds), []
     for arm in arms:
@@ -42,7 +43,7 @@ def planted(name="dcp", scale="cpu", seeds=0, **changes):
             for arm in arms
         ),
         "rows": tuple(rows),
-        "claims": decide_claims(study.claims, rows, scale=scale),
+        "claims": decide_claims(study.claims[:claims], rows, scale=scale),
         "matched": (),
         "columns": study.columns,
         "plots": study.plots,
@@ -51,6 +52,34 @@ def planted(name="dcp", scale="cpu", seeds=0, **changes):
         "command": f"looplab study {name} --scale {scale}",
     }
     return StudyResult(**{**fields, **changes})
+
+
+def test_claims_without_a_word_and_untested_ones_say_why():
+    study = planted()
+    first, second = study.claims[:2]
+    turned = replace(
+        first,
+        word="not supported",
+        flags=("reversed",),
+        parts=(replace(first.parts[0], note="sign-flip p = 0.25"), *first.parts[1:]),
+    )
+    parts = tuple(replace(part, value=None, word="-") for part in second.parts)
+    absent = replace(second, word="-", reason="not measured (--arms)", parts=parts)
+    claim = replace(first.claim, id="dcp.9", parts=(), withheld="size: 20B parameters")
+    untested = ClaimResult(claim=claim, parts=(), word="not identifiable at this scale", reason="size: 20B parameters")
+    page = Page(study_page(replace(study, claims=(turned, absent, untested)), drawn=[]))
+    text = " ".join(page.text.split())
+    assert "1 not supported, 1 not run, 1 not identifiable at this scale, of 3 claims." in text
+    for words in (
+        "not supported, reversed",
+        "sign-flip p = 0.25",
+        "not measured (--arms)",
+        "Not tested here",
+        "size: 20B",
+    ):
+        assert words in text
+    assert text.count("dcp.9") == 1
+    assert "Not tested here" not in Page(study_page(study, drawn=[])).text
 
 
 class Page(HTMLParser):
@@ -139,8 +168,8 @@ def test_the_table_of_arms_has_words_where_there_is_no_number():
 
 
 def test_seeds_and_matches_are_shown_for_a_study_that_trains():
-    result = planted("depth_schedule", seeds=3)
-    assert len(arms_table(Keyed(result)).rows) == 9
+    result = planted("depth_schedule", seeds=3, claims=5)
+    assert len(arms_table(Keyed(result)).rows) == 18
     table = parts_table(Keyed(result))
     assert table.rows[0][table.columns.index("seeds")].text.count("%") == 3
     assert "A, seed 2" in Page(study_page(result)).text
@@ -170,7 +199,7 @@ def test_a_name_cannot_leave_its_place_in_the_page():
 
 
 def test_a_word_that_is_no_answer_has_its_reason_beside_it():
-    table = claims_table(Keyed(planted("depth_schedule", seeds=1)))
+    table = claims_table(Keyed(planted("depth_schedule", seeds=1, claims=5)))
     reasons = [row[table.columns.index("why there is no answer")].text for row in table.rows]
     assert all("1 training seed, 3 needed" in reason for reason in reasons)
 

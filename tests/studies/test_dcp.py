@@ -1,6 +1,6 @@
 import pytest
 
-from looplab.interop import builtin_names
+from looplab.interop import builtin_names, load
 from looplab.studies.base import STUDIES
 from looplab.studies.claims import decide_claims
 from report.sample import dense, single_core, two_blocks
@@ -39,9 +39,10 @@ def test_the_claims_are_those_of_the_golden_list():
 
 
 @pytest.mark.parametrize("scale", ["smoke", "cpu"])
-def test_every_built_in_checkpoint_is_audited_alike(scale):
+def test_every_built_in_checkpoint_of_text_is_audited_alike(scale):
     arms = STUDIES["dcp"]().arms(scale, 0)
-    assert sorted(arm.name for arm in arms) == builtin_names()
+    of_text = [name for name in builtin_names() if load(name).tokenizer is not None]
+    assert sorted(arm.name for arm in arms) == of_text
     assert len({arm.audit for arm in arms}) == 1
     assert {arm.name: arm.control for arm in arms if arm.control is None} == {"text-dense": None}
 

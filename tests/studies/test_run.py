@@ -1,3 +1,4 @@
+import dataclasses
 import fcntl
 import json
 import os
@@ -6,10 +7,12 @@ import pytest
 
 from looplab.records import StudyResult, dump_json
 from looplab.studies import arms as work
+from looplab.studies import rows
 from looplab.studies import run as runs
-from looplab.studies.base import STUDIES
+from looplab.studies.base import EQUAL, STUDIES
+from looplab.studies.choice import Choice
 from looplab.studies.predictions import digest
-from looplab.studies.run import predict, run_study, study_folder
+from looplab.studies.run import command, few_seeds, predict, run_study, study_arms, study_folder
 from looplab.training.divergence import DivergedError
 from looplab.training.folder import FolderError
 from report.sample import dense, single_core, two_blocks
@@ -141,16 +144,73 @@ def test_a_folder_in_use_or_of_something_else_is_refused(tmp_path, audited, plai
         dcp(tmp_path / "file")
 
 
-def test_arms_that_share_nothing_are_seen():
-    def arm(name, seed, init):
-        facts = dict.fromkeys(runs.EQUAL, "x") | {"init": init}
-        return runs.StudyArm(name=name, title="", seed=seed, audit="", sentence="", facts=facts)
+def test_a_part_of_the_arms_leaves_reasons_and_the_rest_makes_it_whole(tmp_path, audited, plain):
+    part = dcp(tmp_path / "a", choice=Choice(arms=("text-core", "text-dense")))
+    assert audited == ["text-core", "text-dense"]
+    assert {(claim.word, claim.reason) for claim in part.claims} == {("-", "not measured (--arms)")}
+    assert [arm.name for arm in part.arms] == ["text-core", "text-dense"]
+    dcp(tmp_path / "a")
+    assert len(audited) == 4
+    dcp(tmp_path / "b")
+    results = [(tmp_path / place / "dcp/cpu/results.json").read_bytes() for place in "ab"]
+    assert results[0] == results[1]
 
-    same = runs.matches([arm("A", 0, "1"), arm("B", 0, "1"), arm("A", 1, "2"), arm("B", 1, "2")])
-    assert [(match.name, match.equal) for match in same] == [(name, True) for name in runs.EQUAL]
-    other = {match.name: match.equal for match in runs.matches([arm("A", 0, "1"), arm("B", 0, "2")])}
-    assert other == {"init": False, "data_order": True, "steps": True, "tokens": True, "parameters": True}
-    assert runs.matches([arm("text-core", None, "1")]) == ()
+
+def test_an_arm_is_measured_once_for_one_code(tmp_path, audited, plain, monkeypatch):
+    study, measured = STUDIES["dcp"], []
+    before = study.measure
+    monkeypatch.setattr(
+        study, "measure", lambda self, arm, result: measured.append(arm.name) or before(self, arm, result)
+    )
+    dcp(tmp_path)
+    dcp(tmp_path)
+    assert len(measured) == 4
+    monkeypatch.setattr(rows, "code_hash", lambda: "other")
+    dcp(tmp_path)
+    assert (len(measured), len(audited)) == (8, 4), "measured again from the audits that are kept"
+
+
+def test_what_does_not_fit_into_the_minutes_is_left_for_the_next_call(tmp_path, audited, plain):
+    found = dcp(tmp_path, choice=Choice(minutes=1.0), seconds=lambda arm: 100.0 if arm.name == "text-core" else 1.0)
+    assert audited == ["text-2x4-fixed", "text-2x4-sampled", "text-dense"]
+    assert {claim.reason for claim in found.claims} == {"not measured (--minutes)"}
+    assert "-" not in {claim.word for claim in dcp(tmp_path).claims}
+
+
+def test_a_model_of_the_users_that_is_refused_is_a_reason_and_the_others_go_on(tmp_path, audited, plain, monkeypatch):
+    planted = work.audit_arm
+
+    def audit(arm, model, folder, say):
+        if arm.theirs:
+            raise KeyError("MODEL must be a folder")
+        return planted(arm, model, folder, say)
+
+    monkeypatch.setattr(work, "audit_arm", audit)
+    study = STUDIES["dcp"]().with_given({"mine": "nowhere"}, {})
+    found = run_study(study, "cpu", 0, tmp_path / "theirs", say=silent)
+    without = dcp(tmp_path / "ours")
+    assert [claim.word for claim in found.claims] == [claim.word for claim in without.claims]
+    assert found.row("mine", None, "O_app").reason == "refused: MODEL must be a folder"
+    assert found.command == "looplab study dcp --scale cpu --model mine=nowhere"
+
+
+def test_rows_of_several_arms_come_after_all_of_them(tmp_path, audited, plain, monkeypatch):
+    def combined(self, rows):
+        return (dataclasses.replace(rows[0], arm="all", quantity="arms", value=float(len({row.arm for row in rows}))),)
+
+    monkeypatch.setattr(STUDIES["dcp"], "combined", combined)
+    assert dcp(tmp_path).row("all", None, "arms").value == 4.0
+
+
+def test_seeds_are_counted_or_named():
+    study = STUDIES["par"]()
+    assert {arm.seed for arm in study_arms(study, "cpu", 2)} == {0, 1}
+    assert {arm.seed for arm in study_arms(study, "cpu", (0, 2))} == {0, 2}
+    assert command(study, "cpu", (0, 1, 2)) == "looplab study par --scale cpu --seeds 3"
+    assert command(study, "cpu", (0, 2), full=True) == "looplab study par --scale cpu --seeds 0,2 --full"
+    assert command(study, "cpu", (3,)) == "looplab study par --scale cpu --seeds 3,"
+    assert few_seeds(study, (0, 1)) == "2 seeds: 12 of 12 claims can only end as undecided (3 needed)"
+    assert few_seeds(study, (0, 1, 2)) == few_seeds(STUDIES["dcp"](), ()) == ""
 
 
 @pytest.mark.slow
@@ -167,18 +227,18 @@ def test_a_cut_training_run_ends_in_the_same_bytes(tmp_path, monkeypatch, plain)
     monkeypatch.setattr(work, "write_report", lambda result, folder: None)
 
     def kill(line):
-        if "step 20/20" in line:  # after the checkpoint of step 10
+        if "step 20/20" in line:  # after the checkpoint of step 15
             raise KilledError
 
     with pytest.raises(KilledError):
         run_study(study, "smoke", 1, tmp_path / "cut", say=kill)
     again = []
     run_study(study, "smoke", 1, tmp_path / "cut", say=again.append)
-    assert any("at step 10" in line for line in again)
+    assert any("at step 15" in line for line in again)
     whole = run_study(study, "smoke", 1, tmp_path / "whole", say=silent)
     results = [(tmp_path / place / "depth_schedule/smoke/results.json").read_bytes() for place in ("cut", "whole")]
     assert results[0] == results[1]
-    assert {match.name: match.equal for match in whole.matched} == dict.fromkeys(runs.EQUAL, True)
+    assert {match.name: match.equal for match in whole.matched} == dict.fromkeys(EQUAL, True)
     assert [claim.word for claim in whole.claims] == ["not identifiable at this scale"]
     assert "Nothing is shown" in whole.notes[0]
     assert len(list((tmp_path / "whole/runs").iterdir())) == 1
@@ -189,10 +249,11 @@ def test_a_run_that_diverges_is_an_outcome_and_the_others_go_on(tmp_path, monkey
     pair = [arm for arm in study.arms("smoke", 1) if arm.name in ("main", "final_only")]
     monkeypatch.setattr(type(study), "arms", lambda self, scale, seeds: tuple(pair))
 
-    def train(config, runs, say):
+    def train(config, run, display):
+        run.mkdir(parents=True)
         raise DivergedError(f"step 3: loss is nan ({config.recipe})")
 
-    monkeypatch.setattr(work, "train_arm", train)
+    monkeypatch.setattr(work, "train", train)
     lines = []
     result = run_study(study, "smoke", 1, tmp_path, say=lines.append)
     assert [arm.facts["diverged"] for arm in result.arms] == [

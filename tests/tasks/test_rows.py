@@ -28,6 +28,16 @@ def test_rows_are_numbered_over_the_steps():
     assert not torch.equal(batch.tokens, loader(seed=1).batch(3).tokens)
 
 
+def test_a_process_makes_its_own_rows_of_the_batch():
+    rows = loader()
+    whole, part = rows.batch(3), rows.batch(3, rows=torch.tensor([4, 1]))
+    assert part.rows.tolist() == [4, 1]
+    assert torch.equal(part.tokens, whole.tokens[[4, 1]]) and torch.equal(part.labels, whole.labels[[4, 1]])
+    assert part.start == whole.start
+    with pytest.raises(ValueError, match="rows must be numbers from 0 to 5. Got \\[6\\]"):
+        rows.batch(0, rows=torch.tensor([6]))
+
+
 def test_a_step_has_one_of_the_difficulties():
     both = TaskRows(task=Modular(), rows=1, difficulties=(1, 3))
     rows = both.load(seed=0, vocab_size=100)

@@ -56,6 +56,12 @@ def test_a_checkpoint_holds_model_optimizer_and_state(finished):
     assert not list(folder.glob("*.partial"))
 
 
+def test_every_mth_checkpoint_is_kept_beside_the_last(tmp_path):
+    config = tiny_run(tmp_path, steps=8, save_every=1, keep=2, keep_every=3)
+    train(config, tmp_path / "run")
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step_8", "step_7", "step_6", "step_3"]
+
+
 def test_a_checkpoint_and_the_final_model_open_by_themselves(finished):
     _, folder = finished
     model, facts = load_folder(folder / "model")

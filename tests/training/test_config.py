@@ -72,7 +72,7 @@ def test_steps_logging_and_evaluation_may_change(tmp_path):
     new = dataclasses.replace(old, steps=9, log_every=1, save_every=5, keep=4, evaluation=Evaluation(every=7))
     assert not list(differences(old, new))
     kept = {f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("may_change_on_resume")}
-    assert kept == {"steps", "log_every", "save_every", "keep", "evaluation"}
+    assert kept == {"steps", "log_every", "save_every", "keep", "keep_every", "state_norms", "evaluation"}
 
 
 def test_segments_without_a_loss_each_are_refused(tmp_path):
@@ -102,6 +102,8 @@ def test_segments_fit_an_objective_that_scores_every_iteration(tmp_path):
             lambda p: tiny_run(p, micro_batches=3),
             r"RunConfig.micro_batches must divide data.packing.rows \(4\). Got 3.",
         ),
+        (lambda p: tiny_run(p, threads=0), "RunConfig.threads must be at least 1. Got 0."),
+        (lambda p: tiny_run(p, keep_every=0), "RunConfig.keep_every must be at least 1. Got 0."),
         (lambda p: tiny_run(p, model=core(trained_depth=Unknown())), "RunConfig.model.trained_depth must be a law"),
         (
             lambda p: tiny_run(p, model=core(max_positions=8)),
@@ -121,6 +123,26 @@ def test_segments_fit_an_objective_that_scores_every_iteration(tmp_path):
 def test_bad_options_are_refused(tmp_path, make, message):
     with pytest.raises(ValueError, match=message):
         make(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "message"),
+    [
+        ("precision", "fp16", "RunConfig.precision must be one of 'fp32', 'bf16'. Got 'fp16'."),
+        ("compile", "yes", "RunConfig.compile must be one of 'auto', True, False. Got 'yes'."),
+        ("depth_per", "row", "RunConfig.depth_per must be one of 'batch', 'micro_batch', 'sequence'. Got 'row'."),
+        ("threads", "all", "RunConfig.threads must be a number or 'auto'. Got 'all'."),
+    ],
+)
+def test_an_unknown_word_is_refused(tmp_path, name, word, message):
+    config = tiny_run(tmp_path)
+    # Past the type checks of the test run, which users do not have.
+    object.__setattr__(config, name, word)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        config.__post_init__()
+    written = {**through_json(tiny_run(tmp_path)), name: word}
+    with pytest.raises(TypeError, match=rf"^RunConfig.{name} must be .* Got '{word}'.$"):
+        RunConfig.read(written)
 
 
 def test_a_config_of_no_model_is_refused(tmp_path):

@@ -43,6 +43,19 @@ def test_norms_and_signals_of_a_real_model_are_sorted():
     assert any("core" in name for name in decaying)
 
 
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name.startswith("tiny")])
+def test_every_model_has_an_optimizer(preset):
+    model = build(PRESETS[preset](), device="meta")
+    groups = AdamW(lr=0.1).build(model).param_groups
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+def test_an_injection_says_which_of_its_matrices_does_not_decay():
+    model = build(PRESETS["tiny-parcae"](), device="meta")
+    assert model.injections[0].rule.w.weight.dim() == 2
+    assert "injections.0.rule.w.weight" not in decaying_parameters(model)
+
+
 def test_one_update_is_the_equation():
     net = Net()
     optimizer = AdamW(lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.5).build(net)

@@ -15,19 +15,23 @@ from looplab._config import to_dict
 from looplab.models.base import build
 from looplab.models.folder import load_folder, save_folder
 from looplab.objectives import NextToken
+from looplab.objectives.every_iteration import EveryIteration
 from looplab.objectives.exit_gate import ExitGate
-from looplab.recurrence.depth import FixedDepth, UniformDepth
+from looplab.recurrence.depth import Curriculum, FixedDepth, UniformDepth
 from looplab.recurrence.gradient import CheckpointApplication, FullBPTT, TruncatedBPTT
 from looplab.recurrence.halting import HazardGate
 from looplab.training import checkpoint as checkpoints
+from looplab.training import trainer as trainers
+from looplab.training.compiled import CompiledParts
 from looplab.training.config import Evaluation, RunConfig
 from looplab.training.display import Display
 from looplab.training.divergence import DivergedError
+from looplab.training.muon import Muon
 from looplab.training.optimizer import AdamW
 from looplab.training.schedule import Constant
 from looplab.training.trainer import Trainer, train
 from tolerances import EXACT, SPLIT
-from training.tiny_run import core, metrics, tiny_run, two_blocks
+from training.tiny_run import broken_off, core, metrics, tiny_run, two_blocks
 
 FILES = ("model.safetensors", "optimizer.safetensors")
 
@@ -371,3 +375,80 @@ def test_a_frozen_model_keeps_its_weights_and_its_gate_learns(tmp_path):
     moved = {name for name, tensor in ended.items() if not torch.equal(tensor, begun[name])}
     assert moved == {"gate.weight", "gate.bias"}
     assert all(torch.equal(ended[name], tensor) for name, tensor in parent.state_dict().items())
+
+
+def test_muon_learns_and_resumes_with_the_same_bits(tmp_path):
+    config = tiny_run(tmp_path, model=core(), optimizer=Muon(lr=0.05, others=AdamW(lr=3e-2)), schedule=Constant())
+    train(config, tmp_path / "straight")
+    broken_off(config, tmp_path / "resumed", steps=4)
+    train(config, tmp_path / "resumed")
+    for name in FILES:
+        first, second = (load_file(tmp_path / run / "step_6" / name) for run in ("straight", "resumed"))
+        torch.testing.assert_close(first, second, **EXACT)
+    assert any(name.endswith("/momentum") for name in first)
+    one, two = (metrics(tmp_path / run, "train") for run in ("straight", "resumed"))
+    assert one == two
+    assert one[-1]["loss"] < one[0]["loss"] - 0.3
+
+
+def test_all_groups_of_an_optimizer_follow_the_schedule_at_their_own_rates(tmp_path):
+    config = tiny_run(tmp_path, optimizer=Muon(lr=0.05, others=AdamW(lr=0.01)), steps=1)
+    trainer = Trainer(config, tmp_path)
+    trainer.run()
+    factor = config.schedule.factor(0, 1)
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    assert rates == pytest.approx([0.05 * factor, 0.01 * factor, 0.01 * factor], rel=1e-12)
+
+
+def test_a_ramp_over_a_part_of_the_run_is_resolved_by_its_steps(tmp_path):
+    for name, ramp in (("part", {"ramp_fraction": 0.5}), ("steps", {"ramp_steps": 3})):
+        law = Curriculum(law=FixedDepth(num_steps=4), **ramp)
+        train(tiny_run(tmp_path, model=core(trained_depth=law)), tmp_path / name)
+    assert [line["T"] for line in metrics(tmp_path / "part", "train")] == [1, 2, 3, 4, 4, 4]
+    assert metrics(tmp_path / "part", "train") == metrics(tmp_path / "steps", "train")
+
+
+def test_a_state_that_grows_is_found_once_per_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("looplab.training.divergence.LARGEST_GROWTH", 0.0)
+    config, said = tiny_run(tmp_path), Said()
+    broken_off(config, tmp_path / "run", steps=2)
+    train(config, tmp_path / "run", display=said)
+    (found,) = metrics(tmp_path / "run", "finding")
+    assert (found["finding"], found["where"]) == ("training.state_grows", {"step": 1})
+    assert "EndNorm" in found["remedy"]
+    assert not any("state grows" in line for line in said.lines)  # said before the run was broken off
+
+
+def test_a_skip_under_a_loss_of_every_state_is_explained_too(tmp_path):
+    said = Said()
+    trainer = Trainer(tiny_run(tmp_path, steps=1, objective=EveryIteration()), tmp_path, display=said)
+    trainer.step.model.core[0].register_forward_hook(lambda module, inputs, output: output * float("nan"))
+    trainer.run()
+    assert "step 1: loss is nan. First non-finite tensor: core.0 at iteration 1 of" in said.lines[0]
+
+
+def test_a_compiled_run_looks_for_a_fault_in_the_models_own_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainers, "CompiledParts", lambda model: CompiledParts(model, backend="eager"))
+    monkeypatch.setattr(torch, "compile", lambda part, backend: part)
+    said = Said()
+    trainer = Trainer(tiny_run(tmp_path, steps=1, compile=True), tmp_path, display=said)
+    own = type(trainer.step.model).step
+    compiled = trainer.step.model.step
+    assert compiled.__wrapped__.__func__ is own
+    trainer.step.model.core[0].register_forward_hook(
+        lambda module, inputs, output: output * (float("nan") if trainer.step.model.step is compiled else 1.0)
+    )
+    trainer.run()
+    # The search saw the model's own step, which has no fault.
+    assert "First non-finite tensor: gradient of embedding.weight" in said.lines[0]
+
+
+@pytest.mark.parametrize("choice", [True, False])
+def test_operations_whose_bits_vary_are_refused_on_request(tmp_path, choice, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # a user's own choice stays
+    try:
+        Trainer(tiny_run(tmp_path, deterministic=choice), tmp_path).metrics.close()
+        assert torch.are_deterministic_algorithms_enabled() is choice
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -97,4 +97,6 @@ def broken_off(config, folder, *, steps):
 def metrics(folder, kind=None):
     """Lines of metrics.jsonl without times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in x.items() if k != "seconds"} for x in lines if kind in (None, x["kind"])]
+    return [
+        {k: v for k, v in x.items() if k not in ("seconds", "peak_bytes")} for x in lines if kind in (None, x["kind"])
+    ]

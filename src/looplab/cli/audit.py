@@ -172,13 +172,15 @@ class Options(ReadAs):
     """Exit with 6 if there is a finding of this level or above."""
     quiet: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the result and nothing else."""
+    brief: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the verdict of every domain, a line each, and nothing else."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     options = tyro.cli(Options, args=list(argv), prog="looplab audit")
     command = shlex.join(["looplab", "audit", *argv])
-    watcher = ProgressLines(quiet=options.quiet)
+    watcher = ProgressLines(quiet=options.quiet or options.brief)
     if options.self_check:
         return _self_check(options)
     try:
@@ -224,8 +226,11 @@ def _one(options: Options, watcher: "ProgressLines", command: str) -> int:
             result = _write(measurement, folder, options, watcher, command, beside)
         elif beside:
             write_report(result, options.out, beside)
-    print(result)
-    print(f"Report: {options.out / 'report.html'}")
+    if options.brief:
+        print("\n".join(f"{result.model.name}: {domain.verdict.sentence}" for domain in result.domains))
+    else:
+        print(result)
+        print(f"Report: {options.out / 'report.html'}")
     return exit_code([result], options.fail_on)
 
 
@@ -237,6 +242,8 @@ def _several(options: Options, watcher: "ProgressLines", command: str) -> int:
         raise UserError(
             "--beside takes one MODEL. Got several, which are shown side by side already.", exit_codes.USAGE
         )
+    if options.brief:
+        raise UserError("--brief takes one MODEL. Got several, which are compared. Use --quiet.", exit_codes.USAGE)
     summaries: dict[str, Summary] = {}
     for model, name in zip(options.models, _folder_names(options.models), strict=True):
         plan = _plan(options, model)

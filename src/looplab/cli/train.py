@@ -5,12 +5,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from looplab._config import config_hash
-from looplab.cli import exit_codes
+from looplab.cli import exit_codes, torchrun
 from looplab.cli.device import check_device
 from looplab.data.documents import DataError
 from looplab.recipes import RECIPES
@@ -21,6 +21,7 @@ from looplab.training.display import choose_display
 from looplab.training.divergence import DivergedError
 from looplab.training.evaluation import DepthError
 from looplab.training.folder import MODEL, FolderError
+from looplab.training.trackers import TrackerError, check_trackers
 from looplab.training.trainer import train
 
 EPILOGUE = """
@@ -37,7 +38,11 @@ class Options:
     out: Path
     """Folder of the run."""
     device: str = "cpu"
-    """Device of PyTorch: cpu, cuda, cuda:1."""
+    """Device of PyTorch: cpu, cuda, cuda:1. Under torchrun "cuda" is a GPU for each process."""
+    parallel: Literal["ddp", "fsdp"] | None = None
+    """Under torchrun: the whole model on every process, or a piece of it. None: ddp."""
+    track: str = ""
+    """Programs that are told the numbers of the run, with commas: trackio, wandb. None unless named."""
     quiet: tyro.conf.FlagCreatePairsOff[bool] = False
     """Say nothing until the end."""
     run: RunConfig
@@ -46,28 +51,41 @@ class Options:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
+    return torchrun.once(lambda: _run(argv))
+
+
+def _run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage(), file=sys.stdout if argv else sys.stderr)
         return exit_codes.DONE if argv else exit_codes.USAGE
-    options = _parse(argv[0], argv[1:])
+    with torchrun.hushed():
+        options = _parse(argv[0], argv[1:])
     config = options.run
     check_device(options.device)
     with exit_codes.user_error(exit_codes.USAGE, (ValueError,)):
         digest = config_hash(config)  # refuses numbers that are not finite
-    print(f"{config.recipe}  config {digest}  out {options.out}", file=sys.stderr)
-    display = choose_display(config.log_every, quiet=options.quiet)
+    if not torchrun.silent():
+        print(f"{config.recipe}  config {digest}  out {options.out}", file=sys.stderr)
+    track = [name.strip() for name in options.track.split(",") if name.strip()]
+    display = choose_display(config.log_every, quiet=options.quiet or torchrun.silent())
     with (
         exit_codes.user_error(exit_codes.USAGE, (DepthError,)),
         exit_codes.user_error(exit_codes.MODEL, (DivergedError,)),
         exit_codes.user_error(exit_codes.DATA, (DataError, CheckpointError)),
         exit_codes.user_error(exit_codes.BUSY, (FolderError,)),
+        torchrun.processes(options.parallel, options.device) as parallel,
     ):
+        with exit_codes.user_error(exit_codes.USAGE, (ValueError,)):
+            parallel.check(config)
+        with exit_codes.user_error(exit_codes.USAGE, (KeyError, TrackerError)):
+            check_trackers(track)
         try:
-            record = train(config, options.out, device=options.device, display=display)
+            record = train(config, options.out, display=display, parallel=parallel, track=track)
         except KeyboardInterrupt:
             print("The same command goes on from the newest checkpoint.", file=sys.stderr)
             raise
-    print(summary(record, options.out))
+    if not torchrun.silent():
+        print(summary(record, options.out))
     return exit_codes.DONE
 
 
@@ -88,6 +106,7 @@ def usage() -> str:
         "  looplab train text-core --out runs/core                     about ten minutes on one CPU thread",
         "  looplab train text-core --out runs/tiny --steps 100 --optimizer.lr 1e-3",
         "  looplab train text-core --out runs/mine --data.sources a.jsonl b.txt --seed 1",
+        "  torchrun --nproc-per-node 2 -m looplab.cli train text-core --out runs/two --parallel fsdp",
         EPILOGUE.rstrip(),
     ]
     return "\n".join(lines)
@@ -103,12 +122,12 @@ def summary(record: RunRecord, folder: Path) -> str:
 
 def _parse(recipe: str, argv: Sequence[str]) -> Options:
     with exit_codes.user_error(exit_codes.USAGE):
-        configuration = _configuration(recipe)
+        base = configuration(recipe)
     with exit_codes.user_error(exit_codes.USAGE, (ValueError, TypeError, KeyError)):
 
         @dataclass(frozen=True, kw_only=True)
         class OfRecipe(Options):
-            run: Annotated[RunConfig, tyro.conf.arg(name="")] = configuration
+            run: Annotated[RunConfig, tyro.conf.arg(name="")] = base
 
         return tyro.cli(
             OfRecipe,
@@ -119,7 +138,7 @@ def _parse(recipe: str, argv: Sequence[str]) -> Options:
         )
 
 
-def _configuration(recipe: str) -> RunConfig:
+def configuration(recipe: str) -> RunConfig:
     """The recipe of this name, or the configuration in a run.json."""
     if recipe in RECIPES or not recipe.endswith(".json"):
         return RECIPES[recipe]()

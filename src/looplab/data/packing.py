@@ -2,8 +2,8 @@
 
 The stream of an epoch is every document in permuted order, each followed by eos; epochs follow each other without a
 gap. The stream is cut into rows of seq_len + 1 tokens: row r of step t is the piece number t * rows + r. So a batch is
-a pure function of (t, r): there is no state to save, no padding, nothing is dropped, and rank k of R reads the rows
-k, k + R, ... of the same global batch.
+a pure function of (t, r): there is no state to save, no padding, nothing is dropped, and each of several processes
+reads its own rows of the same global batch.
 
     tokens = piece[:-1], labels = piece[1:], label IGNORED where the target is a prompt token
 
@@ -105,7 +105,7 @@ class DataState:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The rows of one step that one rank reads.
+    """The rows of one step that one process reads.
 
     Attributes:
         tokens, labels: Ids, and the next ids (IGNORED = -100 where nothing is to be predicted). Of tasks the answers
@@ -113,7 +113,7 @@ class Batch:
         positions: From 0 in each row; with `document_mask` from 0 in each document.
         document_ids: With `document_mask`, the number of a token's document within its row, from 0; else None.
         rows: Numbers of these rows in the global batch.
-        start: First token of the *global* batch, the same on every rank.
+        start: First token of the *global* batch, the same on every process.
         data_hash: Hash over the contents of all sources and the tokenizer.
         task: Where the rows are problems, the `tasks.base.Task` they are of ..
         difficulty: .. and the difficulty that they have in common; of text 0.
@@ -175,18 +175,13 @@ class PackedLoader:
         self.hash = _joined_hash([*(s.hash for s in self._sources), tokenizer.hash])
         self._check_vocabulary(vocab_size)
 
-    def batch(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
-        """The rows rank, rank + world_size, ... of the global batch of a step (from 0)."""
+    def batch(self, step: int, *, rows: Int[Tensor, " batch"] | None = None) -> Batch:
+        """Some rows of the global batch of a step (from 0), in this order; None: all of them."""
         if step < 0:
             raise ValueError(f"batch: step must be at least 0. Got {step}. Steps count from 0.")
-        if not 0 <= rank < world_size <= self._packing.rows:
-            raise ValueError(
-                f"batch: 0 <= rank < world_size <= rows must hold. Got rank {rank}, world_size {world_size}, "
-                f"rows {self._packing.rows}. Raise Packing.rows or use fewer ranks."
-            )
-        width = self._packing.seq_len + 1
-        rows = np.arange(rank, self._packing.rows, world_size, dtype=np.int64)
-        places = (step * self._packing.rows + rows)[:, None] * width + np.arange(width, dtype=np.int64)
+        width, size = self._packing.seq_len + 1, self._packing.rows
+        wanted = checked_rows(rows, size)
+        places = (step * size + wanted)[:, None] * width + np.arange(width, dtype=np.int64)
         tokens, documents, offsets, slots = self._read(places)
         labels = np.where(offsets < self._prompts[documents], IGNORED, tokens)[:, 1:]
         positions, ids = np.broadcast_to(np.arange(width - 1), labels.shape), None
@@ -198,16 +193,16 @@ class PackedLoader:
             labels=torch.from_numpy(labels.copy()),
             positions=torch.from_numpy(positions.copy()),
             document_ids=None if ids is None else torch.from_numpy(ids),
-            rows=torch.from_numpy(rows),
+            rows=torch.from_numpy(wanted),
             start=self.position(step),
             data_hash=self.hash,
         )
 
-    def batches(self, start: int = 0, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
+    def batches(self, start: int = 0) -> Iterator[Batch]:
         """Batches of the steps start, start + 1, ... without end."""
         step = start
         while True:
-            yield self.batch(step, rank=rank, world_size=world_size)
+            yield self.batch(step)
             step += 1
 
     def position(self, step: int) -> Position:
@@ -276,6 +271,19 @@ class PackedLoader:
                 f"token id {self._tokens[beyond[0]]} at document {document}, offset "
                 f"{beyond[0] - self._begins[document]}, but vocab_size is {vocab_size}: tokenizer and model differ."
             )
+
+
+def checked_rows(rows: Int[Tensor, " batch"] | None, size: int) -> NDArray[np.int64]:
+    """Numbers of rows of a global batch of `size` rows; None: all of them.
+
+    Raises:
+        ValueError: There is none, or one that the batch does not have.
+    """
+    if rows is None:
+        return np.arange(size, dtype=np.int64)
+    if not len(rows) or int(rows.min()) < 0 or int(rows.max()) >= size:
+        raise ValueError(f"batch: rows must be numbers from 0 to {size - 1}. Got {rows.tolist()}. Give at least one.")
+    return rows.numpy().astype(np.int64)
 
 
 def load_packed(config: PackedText, *, seed: int, vocab_size: int) -> PackedLoader:

@@ -25,7 +25,7 @@ from looplab.recurrence.depth.base import DepthSampler
 from looplab.recurrence.plan import Steps
 from looplab.recurrence.spec import LoopSpec
 from looplab.recurrence.state import item_of
-from looplab.training.memory import COUNTER, OPTIMIZER_TENSORS, MemoryEstimate, estimate
+from looplab.training.memory import MemoryEstimate, estimate, trained_bytes
 from looplab.training.step import Precision, draw_depth
 
 PARTS = {"prelude": "prelude", "core": "core", "layers": "core", "coda_layers": "coda", "injections": "injection"}
@@ -155,6 +155,7 @@ class MemoryNotice(TrainerCallback):
             num_steps=steps,
             optimizer=kind,
             precision="bf16" if args.bf16 else "fp32",
+            accumulates=args.gradient_accumulation_steps > 1,
         )
         guess = "" if optim in OPTIMIZERS else f", optimizer {optim} counted as AdamW"
         print(f"{memory.line()}  ({rows} x {self.tokens} tokens, {steps} steps, {strategy}{guess})")
@@ -168,6 +169,7 @@ def memory_of(
     num_steps: Steps | None = None,
     optimizer: str = "adamw",
     precision: Precision = "fp32",
+    accumulates: bool = False,
 ) -> MemoryEstimate:
     """The bytes of one training step of a `LooplabForCausalLM`, or of a PEFT model around one.
 
@@ -185,13 +187,10 @@ def memory_of(
         dtype=wrapped.dtype,
         precision=precision,
     )
-    trained = [p for p in model.parameters() if p.requires_grad]
-    gradients, kept = sum(p.nbytes for p in trained), OPTIMIZER_TENSORS[optimizer]
     return dataclasses.replace(
         plain,
         weights=sum(t.nbytes for t in (*model.parameters(), *model.buffers())),
-        gradients=gradients,
-        optimizer=kept * gradients + (COUNTER * len(trained) if kept else 0),
+        **trained_bytes([p for p in model.parameters() if p.requires_grad], optimizer, accumulates=accumulates),
     )
 
 

@@ -40,6 +40,7 @@ def save_folder(
     token_ids: Mapping[str, int] | None = None,
     trained: Mapping[str, Any] | None = None,
     dtype: torch.dtype | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Writes the two (or three) files of a model; `load_folder` gives the model back.
 
@@ -50,11 +51,12 @@ def save_folder(
         token_ids: Special ids by name ("bos", "eos", "pad") of a tokenizer that is copied.
         trained: How the weights came about; kept as it is under "trained".
         dtype: Type of the stored floating-point tensors; None: as they are.
+        tensors: What is written in place of the model's own.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: _stored(tensor, dtype) for name, tensor in unique_tensors(model).items()}
-    save_tensors(folder / WEIGHTS, tensors)
+    own = unique_tensors(model) if tensors is None else tensors
+    save_tensors(folder / WEIGHTS, {name: _stored(tensor, dtype) for name, tensor in own.items()})
     facts: dict[str, Any] = {
         "format": FORMAT,
         "schema": SCHEMA,

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from looplab._config import LATER
 from looplab._types import Bool, Float, Int
 from looplab.models.base import (
     MODELS,
@@ -40,6 +41,7 @@ from looplab.nn.layer import Layer
 from looplab.nn.linear import Init, linear
 from looplab.nn.mlp import FeedForward, SwiGLU
 from looplab.nn.norm import Norm, Placement, PreNorm, RMSNorm
+from looplab.nn.residual import Residual, UnitResidual
 from looplab.nn.rope import Learned as LearnedPositions
 from looplab.nn.rope import NoPE, Rope, check_unrotated
 from looplab.recurrence.boundary import Boundary, NoBoundary, SharedFinalNorm
@@ -122,6 +124,8 @@ class LoopedConfig:
     final_norm: Norm | None = None
     """The norm that the readout reads through; None: `norm`."""
     placement: Placement = field(default_factory=PreNorm)
+    residual: Residual = field(default_factory=UnitResidual, metadata=LATER)
+    """Weight of the branches of the core's layers."""
     signal: Signal = field(default_factory=NoSignal)
     update: Update = field(default_factory=Replace)
     halt: Halt = field(default_factory=NoHalt)
@@ -217,6 +221,11 @@ def _refuse_order(c: LoopedConfig) -> None:
                     f"TwoLevel(...) does not combine with {type(getattr(c, name)).__name__}: "
                     "its high cycle has no single loop index"
                 )
+        if not isinstance(c.residual, UnitResidual):
+            raise ValueError(
+                f"TwoLevel(...) does not combine with {type(c.residual).__name__}: its layers have no single number of "
+                "loops. Use residual=UnitResidual()."
+            )
 
 
 def _refuse_blind_core(c: LoopedConfig) -> None:
@@ -373,8 +382,17 @@ class Looped(LoopedLM):
     def _layer(self, index: int) -> Layer:
         c = self.config
         attention, ffn = c.parts(index)
-        dim = c.width if 0 <= index - c.envelope.prelude < sum(c.blocks) else c.dim
-        return Layer(dim, attention=attention, ffn=ffn, norm=c.norm, placement=c.placement, init=c.init)
+        place = index - c.envelope.prelude
+        core = 0 <= place < sum(c.blocks)
+        return Layer(
+            c.width if core else c.dim,
+            attention=attention,
+            ffn=ffn,
+            norm=c.norm,
+            placement=c.placement,
+            init=c.init,
+            residual=_residual_weight(c, place) if core else 1.0,
+        )
 
     def encode(
         self,
@@ -532,6 +550,16 @@ def _block_layers(c: LoopedConfig) -> tuple[tuple[int, ...], ...]:
         return (everything[total // 2 :], everything[: total // 2])  # block 0 is low; the first half is high
     starts = [sum(c.blocks[:i]) for i in range(len(c.blocks))]
     return tuple(tuple(range(start, start + count)) for start, count in zip(starts, c.blocks, strict=True))
+
+
+def _residual_weight(c: LoopedConfig, place: int) -> float:
+    """Weight of the branches of a stored core layer, by the loops and layers of the entry of `blocks` it belongs to."""
+    steps = c.order.default_steps
+    for entry, layers in enumerate(c.blocks):
+        if place < layers:
+            return c.residual.weight(steps if isinstance(steps, int) else steps[entry], layers)
+        place -= layers
+    raise AssertionError("a core layer belongs to a block")
 
 
 def _value_tables(c: LoopedConfig) -> nn.ModuleDict:

@@ -1,7 +1,8 @@
 """One transformer layer: attention and feed-forward, each as a branch under a norm placement (nn/norm.py).
 
 With a modulation (AdaLN, arXiv:2602.11451) each branch f of a row becomes  g o f(n(h) o (1 + k)):  k scales what the
-branch reads, g what it adds to the stream.
+branch reads, g what it adds to the stream. A layer may have a constant g for all rows too (nn/residual.py); the two are
+multiplied.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from looplab._types import Float, Int
 from looplab.nn.attention import Attention, KVView, Scope
 from looplab.nn.linear import Deltas, Init
 from looplab.nn.mlp import FeedForward
-from looplab.nn.norm import Norm, Placement
+from looplab.nn.norm import Gate, Norm, Placement
 
 
 class Modulation(NamedTuple):
@@ -33,10 +34,19 @@ class Layer(nn.Module):
     ffn_out: nn.Module
 
     def __init__(
-        self, dim: int, *, attention: Attention, ffn: FeedForward, norm: Norm, placement: Placement, init: Init
+        self,
+        dim: int,
+        *,
+        attention: Attention,
+        ffn: FeedForward,
+        norm: Norm,
+        placement: Placement,
+        init: Init,
+        residual: float = 1.0,
     ):
+        """Builds the layer; `residual` is the weight of what its branches add to the stream."""
         super().__init__()
-        self.placement = placement
+        self.placement, self.residual = placement, residual
         self.attn = attention.build(dim, init)
         self.ffn = ffn.build(dim, init)
         for branch in ("attn", "ffn"):
@@ -71,7 +81,7 @@ class Layer(nn.Module):
             value_embeds: Looked-up value embeddings.
             record: Where a branch may put named tensors.
         """
-        gates = (None, None) if modulation is None else modulation[:2]
+        gates = self._gates(modulation)
         scales = (None, None) if modulation is None else modulation[2:]
 
         def attention(u: Tensor) -> Tensor:
@@ -82,6 +92,13 @@ class Layer(nn.Module):
 
         h = self.placement.apply(h, attention, self.attn_in, self.attn_out, gates[0])
         return self.placement.apply(h, feed_forward, self.ffn_in, self.ffn_out, gates[1])
+
+    def _gates(self, modulation: Modulation | None) -> tuple[Gate, Gate]:
+        """What scales the two branches."""
+        own = None if self.residual == 1 else self.residual
+        if modulation is None or own is None:
+            return (own, own) if modulation is None else (modulation.attn_gate, modulation.ffn_gate)
+        return own * modulation.attn_gate, own * modulation.ffn_gate
 
 
 def _scaled(u: Tensor, scale: Tensor | None) -> Tensor:

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from looplab._types import Float
 
 Map = Callable[[Tensor], Tensor]
+Gate = Tensor | float | None
+"""What a branch is multiplied with before it is added; None: nothing."""
 
 
 def rms_normalize(x: Float[Tensor, "*any dim"], eps: float) -> Float[Tensor, "*any dim"]:
@@ -113,11 +115,11 @@ class Placement(ABC):
     """Which norms exist: "in" (before the branch), "out" (after it)."""
 
     @abstractmethod
-    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Tensor | None) -> Tensor:
+    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Gate) -> Tensor:
         """The stream after one branch; a norm that `norms` lacks is not called."""
 
 
-def _gated(gate: Tensor | None, x: Tensor) -> Tensor:
+def _gated(gate: Gate, x: Tensor) -> Tensor:
     return x if gate is None else gate * x
 
 
@@ -127,7 +129,7 @@ class PreNorm(Placement):
 
     norms: ClassVar[tuple[str, ...]] = ("in",)
 
-    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Tensor | None) -> Tensor:
+    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Gate) -> Tensor:
         """The stream after one branch."""
         return h + _gated(gate, branch(before(h)))
 
@@ -138,7 +140,7 @@ class SandwichSum(Placement):
 
     norms: ClassVar[tuple[str, ...]] = ("in", "out")
 
-    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Tensor | None) -> Tensor:
+    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Gate) -> Tensor:
         """The stream after one branch."""
         return after(h + _gated(gate, branch(before(h))))
 
@@ -149,7 +151,7 @@ class PreAndBranch(Placement):
 
     norms: ClassVar[tuple[str, ...]] = ("in", "out")
 
-    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Tensor | None) -> Tensor:
+    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Gate) -> Tensor:
         """The stream after one branch."""
         return h + _gated(gate, after(branch(before(h))))
 
@@ -160,7 +162,7 @@ class BranchOnly(Placement):
 
     norms: ClassVar[tuple[str, ...]] = ("out",)
 
-    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Tensor | None) -> Tensor:
+    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Gate) -> Tensor:
         """The stream after one branch."""
         return h + _gated(gate, after(branch(h)))
 
@@ -171,6 +173,6 @@ class PostSum(Placement):
 
     norms: ClassVar[tuple[str, ...]] = ("out",)
 
-    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Tensor | None) -> Tensor:
+    def apply(self, h: Tensor, branch: Map, before: Map, after: Map, gate: Gate) -> Tensor:
         """The stream after one branch."""
         return after(h + _gated(gate, branch(h)))

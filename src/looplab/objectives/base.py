@@ -162,6 +162,8 @@ class Pass:
     """Iterations of every row, where rows have their own; the plan is that of the deepest."""
     row_bucket: int = 1
     """See `recurrence.aligned`."""
+    all_rows: int | None = None
+    """Rows of the global batch; None: those of this one."""
     gradient: GradientStrategy = field(default_factory=FullBPTT)
     step: int = 0
     """Optimizer step, from 0."""
@@ -179,8 +181,19 @@ class Pass:
     recorder: Recorder | None = None
 
     def generator(self, stream: str) -> torch.Generator:
-        """A generator of this step alone. Draw for the whole batch: there are no micro-batches to differ in."""
+        """A generator of this step alone, the same for all its rows."""
         return torch.Generator().manual_seed(stream_key(self.seed, f"{stream}:{self.step}") >> 1)
+
+    def normal(self, generator: torch.Generator, times: int, shape: Sequence[int]) -> Float[Tensor, "times *shape"]:
+        """Standard normal numbers `times` over for these rows, drawn for the rows of the global batch.
+
+        Args:
+            shape: Of a tensor whose first axis are the rows.
+        """
+        if self.all_rows is None:
+            return torch.randn((times, *shape), generator=generator, dtype=torch.float32)
+        drawn = torch.randn((times, self.all_rows, *shape[1:]), generator=generator, dtype=torch.float32)
+        return drawn[:, self.batch.rows.cpu()]
 
     def encode(self) -> Any:
         """The context of the batch, counted."""
@@ -215,6 +228,8 @@ class Objective(ABC):
     needs: ClassVar[Needs] = Needs()
     carries: ClassVar[bool] = False
     """Whether something is kept from step to step; checkpoints then hold it, and a batch is never cut."""
+    inner_gradient: ClassVar[bool] = False
+    """Whether a gradient is taken inside of the forward pass."""
 
     def check(self, model: Any) -> None:  # noqa: B027, most have nothing to refuse
         """Refuses a model that this objective cannot train; run configurations ask.

@@ -51,6 +51,11 @@ class EveryIteration(Objective):
                 f"EveryIteration.weights must be at least 0 and not all 0. Got {self.weights}. Use 'uniform'."
             )
 
+    @property
+    def inner_gradient(self) -> bool:  # type: ignore[override]
+        """Whether readouts are kept out of the graph."""
+        return self.detach_readout
+
     def counts(self, labels: Int[Tensor, "batch seq *cells"], length: int = 1) -> dict[str, int]:
         """Positions with a label; the mean over iterations is taken before."""
         return {"ce": labelled(self, labels)}

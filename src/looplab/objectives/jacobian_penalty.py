@@ -13,7 +13,7 @@ that rows stay independent of one another, and is drawn by the noise law of the 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ from looplab.recurrence.philox import stream_key
 @dataclass(frozen=True, kw_only=True)
 class JacobianPenalty(Objective):
     """Next-token loss at the drawn depth, and the squared size of a random product with the Jacobian there."""
+
+    inner_gradient: ClassVar[bool] = True
 
     weight: float = 0.1
     """w; the cross-entropy has 1 - w."""

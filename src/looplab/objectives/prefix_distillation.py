@@ -189,7 +189,7 @@ class PrefixDistillation(Objective):
             generator = given.generator(f"augment:{done}")  # the same when an application is computed again
 
             def moved(leaf: Tensor) -> Tensor:
-                return leaf + self.state_noise * torch.randn(leaf.shape, generator=generator).to(leaf)
+                return leaf + self.state_noise * given.normal(generator, 1, leaf.shape)[0].to(leaf)
 
             return states.map(moved, state)
 

@@ -122,7 +122,7 @@ class ProgressAligned(Objective):
         with torch.no_grad():
             state = run_plan(model, plan[:free], context, first, ledger=given.ledger) if free else first
         recorder = given.recorder or Recorder()
-        noise = self._noise(state, count, generator)
+        noise = self._noise(given, state, count, generator)
         last = run_plan(
             model,
             plan[free:],
@@ -189,11 +189,10 @@ class ProgressAligned(Objective):
         scored = self._scored(full, k)
         return torch.where(scored.view(*scored.shape, *[1] * (full.dim() - 2)), wanted, IGNORED)
 
-    def _noise(self, state: Any, count: int, generator: torch.Generator) -> list[Tensor] | None:
+    def _noise(self, given: Pass, state: Any, count: int, generator: torch.Generator) -> list[Tensor] | None:
         if self.state_noise == 0:
             return None
-        shape = (count, *state.shape)
-        drawn = self.state_noise * torch.randn(shape, generator=generator, dtype=torch.float32)
+        drawn = self.state_noise * given.normal(generator, count, state.shape)
         return list(drawn.to(state))
 
 

@@ -16,7 +16,7 @@ from looplab.nn.attention import Attention
 from looplab.nn.embedding import Head
 from looplab.nn.linear import Init
 from looplab.nn.mlp import SwiGLU
-from looplab.nn.rope import ALiBi, Learned, NoPE, Position, RelativeBias, Rope
+from looplab.nn.rope import ALiBi, FallingBias, Learned, NoPE, Position, RelativeBias, Rope
 from looplab.objectives.base import Objective
 from looplab.objectives.every_iteration import EveryIteration
 from looplab.objectives.halting import Halting
@@ -53,6 +53,16 @@ ADD = Add(source="embeds")
 def par_swap_s5() -> RunConfig:
     """Progress-aligned recurrence on swaps of five items, trained at length 8 only."""
     return par("par-swap-s5")
+
+
+@RECIPES.register("par-swap-s5-causal")
+def par_swap_s5_causal() -> RunConfig:
+    """The same without a window: every position sees all before it, and has to find out that one position back counts.
+
+    The trained distances have a bias each; beyond them it falls, so that far positions weigh little in rows of any
+    length.
+    """
+    return par("par-swap-s5-causal", attention=attention(FallingBias(max=LENGTH)))
 
 
 def par(name: str, task: StateTracking = SWAPS, *, objective: Objective = PROGRESS, **changes: Any) -> RunConfig:
@@ -203,6 +213,14 @@ ARMS: dict[str, tuple[str, Callable[[str], RunConfig]]] = {
             objective=dataclasses.replace(NO_REPLAY, layout="answer"),
             attention=attention(RelativeBias(max=LENGTH)),
         ),
+    ),
+    "falling": (
+        f"no window: a learned bias for the {LENGTH} trained distances, falling by 1 per position beyond",
+        _everywhere(FallingBias(max=LENGTH)),
+    ),
+    "falling_near": (
+        "no window: a learned bias for 3 distances, falling by 1 per position beyond",
+        _everywhere(FallingBias(max=3)),
     ),
     "relative": ("no window: a learned bias per distance", _everywhere(RelativeBias(max=LENGTH))),
     "rope": ("no window: rotary positions", _everywhere(Rope(base=10000.0))),

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from looplab._types import Int
 from looplab.recurrence import state as states
-from looplab.recurrence.gradient.base import GradientStrategy
+from looplab.recurrence.gathering import Gathering
+from looplab.recurrence.gradient.base import GradientStrategy, Move
 from looplab.recurrence.gradient.full import FullBPTT
 from looplab.recurrence.ledger import Ledger
 from looplab.recurrence.plan import Application
@@ -58,44 +59,55 @@ def run_aligned(
     # Rows that have begun by each launch, as Python numbers: they are shapes.
     begun = [0, *(int((begins <= launch).sum()) for launch in range(len(plan)))]
 
-    def run(state: Any, context: Any, start: Any, unit: Sequence[Application], first: int) -> list[Any]:
-        """States of the rows that have begun, after each launch of a unit."""
-        results = []
-        for launch in range(first, first + len(unit)):
-            before, active = begun[launch], begun[launch + 1]
-            size = min(rows, -(-active // row_bucket) * row_bucket)
-            fresh = states.select(start, slice(before, size))
-            whole = fresh if before == 0 else states.stack([state, fresh])
-            index = (launch - begins[:size]).clamp(min=0)
-            new = model.step(whole, states.select(context, slice(0, size)), 0, index)
-            state = states.select(new, slice(0, active))
-            results.append(state)
-        return results
-
-    wrapped = strategy.wrap(run)
     done = 0
 
-    def step(state: Any, unit: Sequence[Application]) -> Any:
-        nonlocal done
-        for state in wrapped(state, context, start, unit, done):  # noqa: B020
-            done += 1
-            if recorder is not None:
-                recorder.applied(state, None)
-            if ledger is not None:
-                active = begun[done]
-                ledger.count_step(
-                    model.spec,
-                    0,
-                    rows=min(rows, -(-active // row_bucket) * row_bucket),
-                    tokens=tokens,
-                    gradient=torch.is_grad_enabled(),
-                    recomputed=strategy.recomputes,
-                )
-        return state
+    def stretch(model: Any, state: Any, given: Any, moves: Sequence[Move]) -> Any:
+        """Follows these moves; `given` is the context, and the start of every row."""
+        context, start = given
+
+        def run(state: Any, context: Any, start: Any, unit: Sequence[Application], first: int) -> list[Any]:
+            """States of the rows that have begun, after each launch of a unit."""
+            results = []
+            for launch in range(first, first + len(unit)):
+                before, active = begun[launch], begun[launch + 1]
+                size = min(rows, -(-active // row_bucket) * row_bucket)
+                fresh = states.select(start, slice(before, size))
+                whole = fresh if before == 0 else states.stack([state, fresh])
+                index = (launch - begins[:size]).clamp(min=0)
+                new = model.step(whole, states.select(context, slice(0, size)), 0, index)
+                state = states.select(new, slice(0, active))
+                results.append(state)
+            return results
+
+        wrapped = strategy.wrap(run)
+
+        def step(state: Any, unit: Sequence[Application]) -> Any:
+            nonlocal done
+            for state in wrapped(state, context, start, unit, done):  # noqa: B020
+                done += 1
+                if recorder is not None:
+                    recorder.applied(state, None)
+                if ledger is not None:
+                    active = begun[done]
+                    ledger.count_step(
+                        model.spec,
+                        0,
+                        rows=min(rows, -(-active // row_bucket) * row_bucket),
+                        tokens=tokens,
+                        gradient=torch.is_grad_enabled(),
+                        recomputed=strategy.recomputes,
+                    )
+            return state
+
+        return strategy.follow(moves, step, state)
 
     if recorder is not None:
         recorder.start(start)
-    last = strategy.walk(plan, step, states.select(start, slice(0, 0)))
+    nothing, moves = states.select(start, slice(0, 0)), strategy.moves(plan)
+    if isinstance(model, Gathering):
+        last = model.along(stretch, nothing, (context, start), moves)
+    else:
+        last = stretch(model, nothing, (context, start), moves)
     return states.select(last, torch.argsort(order))
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from looplab._types import Bool, Float, Int
 from looplab.recurrence import state as states
 from looplab.recurrence.depth.base import DepthSampler
-from looplab.recurrence.gradient.base import GradientStrategy
+from looplab.recurrence.gathering import Gathering, moves_of
+from looplab.recurrence.gradient.base import GradientStrategy, Move
 from looplab.recurrence.gradient.full import FullBPTT
 from looplab.recurrence.kv.base import Cache, KVRule
 from looplab.recurrence.ledger import Ledger
@@ -80,48 +81,58 @@ def run_plan(
     wants_record = recorder is not None and recorder.keep_records
     indices: dict[int, Tensor] = {}
 
-    def run(state: Any, context: Any, unit: Sequence[Application], first: int) -> list[tuple[Any, Any]]:
-        """(state, record) after every application of a unit; counts nothing, as a strategy may run it again."""
-        results = []
-        for number, (block, iteration) in enumerate(unit, first):
-            state = state if before is None else before(state, number)
-            mask = None if active is None else active[number]
-            if cache is not None:
-                cache.launch(cache.ordinal(block, iteration), mask)
-            if iteration not in indices:
-                indices[iteration] = torch.full((rows,), iteration, dtype=torch.long, device=context.embeds.device)
-            record: dict[str, Any] | None = {} if wants_record else None
-            # The record is an output of the recomputed unit, so what a model puts into it keeps its gradient.
-            new = model.step(state, context, block, indices[iteration], cache, record=record)
-            state = new if mask is None else states.where(mask, new, state)
-            results.append((state, record))
-        return results
-
-    wrapped = strategy.wrap(run)
     done = 0
 
-    def step(state: Any, unit: Sequence[Application]) -> Any:
-        nonlocal done
-        for (block, _), (state, record) in zip(unit, wrapped(state, context, unit, done), strict=True):  # noqa: B020
-            if recorder is not None:
-                recorder.applied(state, record)
-            if ledger is not None:
-                mask = None if active is None else active[done]
-                ledger.count_step(
-                    model.spec,
-                    block,
-                    rows=rows if mask is None else int(mask.sum()),
-                    tokens=tokens,
-                    past=0 if cache is None else cache.length,
-                    gradient=torch.is_grad_enabled(),
-                    recomputed=strategy.recomputes,
-                )
-            done += 1
-        return state
+    def stretch(model: Any, state: Any, context: Any, moves: Sequence[Move] | None = None) -> Any:
+        """Follows these moves, or walks the whole plan."""
+
+        def run(state: Any, context: Any, unit: Sequence[Application], first: int) -> list[tuple[Any, Any]]:
+            """(state, record) after every application of a unit; counts nothing, as a strategy may run it again."""
+            results = []
+            for number, (block, iteration) in enumerate(unit, first):
+                state = state if before is None else before(state, number)
+                mask = None if active is None else active[number]
+                if cache is not None:
+                    cache.launch(cache.ordinal(block, iteration), mask)
+                if iteration not in indices:
+                    indices[iteration] = torch.full((rows,), iteration, dtype=torch.long, device=context.embeds.device)
+                record: dict[str, Any] | None = {} if wants_record else None
+                # The record is an output of the recomputed unit, so what a model puts into it keeps its gradient.
+                new = model.step(state, context, block, indices[iteration], cache, record=record)
+                state = new if mask is None else states.where(mask, new, state)
+                results.append((state, record))
+            return results
+
+        wrapped = strategy.wrap(run)
+
+        def step(state: Any, unit: Sequence[Application]) -> Any:
+            nonlocal done
+            for (block, _), (state, record) in zip(unit, wrapped(state, context, unit, done), strict=True):  # noqa: B020
+                if recorder is not None:
+                    recorder.applied(state, record)
+                if ledger is not None:
+                    mask = None if active is None else active[done]
+                    ledger.count_step(
+                        model.spec,
+                        block,
+                        rows=rows if mask is None else int(mask.sum()),
+                        tokens=tokens,
+                        past=0 if cache is None else cache.length,
+                        gradient=torch.is_grad_enabled(),
+                        recomputed=strategy.recomputes,
+                    )
+                done += 1
+            return state
+
+        if moves is None:
+            return strategy.walk(plan, step, state, on_segment_end)
+        return strategy.follow(moves, step, state, on_segment_end)
 
     if recorder is not None:
         recorder.start(state)
-    return strategy.walk(plan, step, state, on_segment_end)
+    if isinstance(model, Gathering):
+        return model.along(stretch, state, context, moves_of(strategy, plan))
+    return stretch(model, state, context)
 
 
 def forward(

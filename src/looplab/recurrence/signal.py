@@ -17,6 +17,8 @@ import math
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -223,6 +225,9 @@ class TimeCode(nn.Module):
 
 class AdaLNModule(nn.Module):
     """(g1, g2, k1, k2) = W silu(c) + b."""
+
+    stacked: ClassVar[Mapping[str, int]] = MappingProxyType({"map.weight": 4})
+    """Matrices that lie one under another in a parameter, for optimizers of matrices."""
 
     def __init__(self, dim: int, init: Init):
         super().__init__()

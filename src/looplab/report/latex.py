@@ -3,22 +3,9 @@ r"""tables.tex: the tables a paper quotes, for `\usepackage{booktabs}`; rounded 
 from looplab.audit.result import AuditResult
 from looplab.report import measured, orders
 from looplab.report.depth_table import depth_value_table
+from looplab.report.escape import escape
 from looplab.report.keyed import Keyed
-from looplab.report.tables import MINUS, NBSP, NONE, Cell, Table
-
-ESCAPES = {letter: "\\" + letter for letter in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    MINUS: "$-$",
-    NONE: "--",
-    NBSP: "~",
-    "±": r"$\pm$",
-    "\N{LEFT DOUBLE QUOTATION MARK}": "``",
-    "\N{RIGHT DOUBLE QUOTATION MARK}": "''",
-}
+from looplab.report.tables import Cell, Table
 
 
 def tables_tex(result: AuditResult) -> str:
@@ -42,11 +29,6 @@ def _quoted(domain: Keyed) -> list[Table]:
             )
         )
     return [table for table in tables if table.rows]
-
-
-def escape(text: str) -> str:
-    """Text that LaTeX prints as it is."""
-    return "".join(ESCAPES.get(letter, letter) for letter in text)
 
 
 def render(table: Table) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from looplab.records import ClaimResult, PartResult, Published, StudyResult, dump_json, write_atomic
+from looplab.records import ClaimResult, Part, PartResult, Published, StudyResult, dump_json, write_atomic
 from looplab.report.figures.base import pdf
 from looplab.report.figures.study_lines import study_lines
 from looplab.report.figures.study_points import study_points
@@ -25,7 +25,7 @@ UNITS = {"share": (100.0, 1, " %"), "nats": (1.0, 3, ""), "factor": (1.0, 2, "")
 """Unit -> scale, digits, sign."""
 POINTS = "Points with 95 % document intervals. Hatched: not identifiable for this arm."
 LINES = "Means over training seeds; bands are the range of the seeds."
-NOT_IDENTIFIABLE, NOT_MEASURED = "not identifiable", "not measured"
+NOT_IDENTIFIABLE, NOT_MEASURED, NO_WORD = "not identifiable", "not measured", "-"
 
 
 def write_study(result: StudyResult, folder: str | os.PathLike[str]) -> Path:
@@ -63,6 +63,7 @@ def study_page(result: StudyResult, *, drawn: Sequence[Plate] | None = None) -> 
     context = {
         "result": result,
         "claims": claims_table(keyed),
+        "untested": untested_table(keyed),
         "parts": parts_table(keyed),
         "arms": arms_table(keyed),
         "facts": facts_table(keyed),
@@ -88,13 +89,26 @@ def study_tex(result: StudyResult) -> str:
 
 
 def claims_table(result: Keyed) -> Table:
-    """One row per claim: what was said, the rule, the word, and what others published."""
+    """One row per claim that can be tested: what was said, the rule, the word, and what others published."""
+    note = "Supported: every part is. Not supported: one part is not. Rules were fixed before the first arm ran."
+    tested = [claim for claim in result.claims if not claim.held.claim.withheld]
+    return _claims("claims", f"Claims of {result.held.study}", tested, note)
+
+
+def untested_table(result: Keyed) -> Table:
+    """Claims that no scale offered here can test."""
+    untested = [claim for claim in result.claims if claim.held.claim.withheld]
+    return _claims("untested", "Not tested here", untested, "A word about our scale is no evidence against a source.")
+
+
+def _claims(name: str, caption: str, claims: Sequence[Keyed], note: str) -> Table:
     rows = []
-    for claim in result.claims:
+    for claim in claims:
         held: ClaimResult = claim.held
         said = f"{held.claim.statement} (“{held.claim.quote}”)" if held.claim.quote else held.claim.statement
         word = f"{held.word} ({held.reason})" if held.reason and held.word.startswith("not ident") else held.word
-        cell = Cell(word, claim.word.path, tone="unknown" if held.word.startswith("not ident") else "")
+        no_answer = held.word.startswith("not ident") or held.word == NO_WORD
+        cell = Cell(", ".join((word, *held.flags)), claim.word.path, tone="unknown" if no_answer else "")
         rows.append(
             (
                 words(claim.claim.id), words(said), words(held.claim.rule), cell,
@@ -103,10 +117,7 @@ def claims_table(result: Keyed) -> Table:
             )
         )  # fmt: skip
     columns = ("claim", "statement", "rule", "word", "why there is no answer", "published", "contradicted by")
-    note = "Supported: every part is. Not supported: one part is not. Rules were fixed before the first arm ran."
-    return Table(
-        "claims", f"Claims of {result.held.study}", columns, tuple(rows), note, tuple(range(len(columns)))
-    ).trimmed()
+    return Table(name, caption, columns, tuple(rows), note, tuple(range(len(columns)))).trimmed()
 
 
 def parts_table(result: Keyed) -> Table:
@@ -116,17 +127,17 @@ def parts_table(result: Keyed) -> Table:
         for part, declared in zip(claim.parts, claim.held.claim.parts, strict=True):
             held: PartResult = part.held
             unit = claim.held.claim.unit
-            number = unknown(NOT_IDENTIFIABLE) if held.value is None else _number(part, unit)
+            number = unknown(_without(held.word)) if held.value is None else _number(part, unit)
             seeds = ", ".join(_text(value, unit) for value in held.seeds)
             rows.append(
                 (
-                    words(claim.claim.id), words(part.label), words(declared.quantity), words(str(declared.rule)),
-                    number, words(f"{100 * held.level:g} %"), words(seeds), words(part.word),
+                    words(claim.claim.id), words(part.label), words(_asked(declared)), words(declared.decides),
+                    number, words(f"{100 * held.level:g} %"), words(seeds), words(held.note), words(part.word),
                 )
             )  # fmt: skip
-    columns = ("claim", "part", "quantity", "rule", "value", "level", "seeds", "word")
+    columns = ("claim", "part", "quantity", "rule", "value", "level", "seeds", "beside", "word")
     note = "Values are over seeds where there are several; an equivalence shows its 90 % interval."
-    return Table("parts", "What the words rest on", columns, tuple(rows), note, (0, 1, 2, 3, 6, 7)).trimmed()
+    return Table("parts", "What the words rest on", columns, tuple(rows), note, (0, 1, 2, 3, 6, 7, 8)).trimmed()
 
 
 def arms_table(result: Keyed) -> Table:
@@ -194,6 +205,16 @@ def _text(value: float, unit: str) -> str:
         return f"{value:g}"
     scale, digits, sign = UNITS.get(unit, (1.0, 3, ""))
     return f"{signed(scale * value, digits)}{sign}"
+
+
+def _asked(part: Part) -> str:
+    """The quantities of all cells."""
+    return ", ".join(dict.fromkeys(quantity for _, quantity in part.cells))
+
+
+def _without(word: str) -> str:
+    """What stands in the place of a number."""
+    return NOT_IDENTIFIABLE if word.startswith("not ident") else NOT_MEASURED if word == NO_WORD else NONE
 
 
 def _published(found: Sequence[Published]) -> str:

@@ -6,11 +6,8 @@ Shares are rounded to 0.1 %, losses and effects to 0.001 nats. What has no numbe
 import dataclasses
 import re
 
+from looplab.report.escape import MINUS, NBSP, NONE
 from looplab.report.keyed import Keyed
-
-MINUS = "\N{MINUS SIGN}"
-NONE = "\N{EN DASH}"
-NBSP = "\N{NO-BREAK SPACE}"
 
 
 @dataclasses.dataclass(frozen=True)

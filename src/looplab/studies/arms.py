@@ -1,12 +1,14 @@
 """Training, auditing and grading one arm, each once: what is finished is kept, what was cut short goes on.
 
-runs/<hash of the run's configuration>/      the training run, shared by all studies below one folder
+runs/<hash of the run's configuration>/      the training run, shared by all studies below one folder;
+                                             diverged.json marks one that gave no finite loss
 <study>/<scale>/audits/<arm>[-<seed>]/       the audit with its own report; results.json is written last, and until then
                                              partial/ holds what is finished
 grids/<hash of the weights>-<of the grid>/   the answers of a model, shared by all studies too
 """
 
 import hashlib
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -16,25 +18,28 @@ from typing import Any
 import looplab
 from looplab._config import config_hash
 from looplab.audit.folder import PARTIAL
+from looplab.audit.problems import Problems
 from looplab.audit.protocol import plan_audit
 from looplab.audit.result import RESULTS, AuditResult
 from looplab.audit.runner import weight_hash
 from looplab.audit.watch import Silent
 from looplab.data.corpus import builtin_corpus
+from looplab.data.documents import DocumentSet, read_documents
 from looplab.journal import Journal
 from looplab.records import RunRecord, dump_json, write_atomic
 from looplab.report import write_report
 from looplab.studies.base import Arm
 from looplab.studies.grid import GridResult, measure_grid
+from looplab.studies.trained import TrainedRun
 from looplab.tasks.rows import TaskRows
 from looplab.training.config import RunConfig
 from looplab.training.display import Display
 from looplab.training.display import line as training_line
-from looplab.training.folder import MODEL
+from looplab.training.divergence import DivergedError
 from looplab.training.trainer import train
 
 Say = Callable[[str], None]
-LEDGER = "ledger.json"
+LEDGER, LOST = "ledger.json", "diverged.json"
 DOMAIN = "text"
 
 
@@ -68,11 +73,17 @@ class AuditLines(Silent):
             self._say(f"  {phase}")
 
 
-def train_arm(config: RunConfig, runs: Path, say: Say) -> tuple[Path, RunRecord]:
-    """The folder of the trained model and the record of its run; a finished run is not run again."""
+def train_arm(config: RunConfig, runs: Path, say: Say) -> TrainedRun:
+    """A run that was trained to its end, or that diverged; neither is run again."""
     run = runs / config_hash(config)
-    record = train(config, run, display=TrainingLines(say, config.log_every))
-    return run / MODEL, record
+    if (run / LOST).is_file():
+        return TrainedRun(config, run, None, json.loads((run / LOST).read_text())["diverged"])
+    try:
+        record = train(config, run, display=TrainingLines(say, config.log_every))
+    except DivergedError as error:
+        write_atomic(run / LOST, dump_json({"diverged": str(error)}))
+        return TrainedRun(config, run, None, str(error))
+    return TrainedRun(config, run, record)
 
 
 def audit_arm(arm: Arm, model: str | Path, folder: Path, say: Say) -> AuditResult:
@@ -84,7 +95,12 @@ def audit_arm(arm: Arm, model: str | Path, folder: Path, say: Say) -> AuditResul
             return result
     folder.mkdir(parents=True, exist_ok=True)
     control = None if arm.control is None else looplab.load(arm.control)
-    documents = {DOMAIN: builtin_corpus("heldout")} if arm.problems is None else arm.problems
+    documents: DocumentSet | Problems | dict[str, DocumentSet]
+    if arm.documents is not None:
+        name, file = arm.documents
+        documents = {name: read_documents(file, option=f"--data {name}={file}")}
+    else:
+        documents = {DOMAIN: builtin_corpus("heldout")} if arm.problems is None else arm.problems
     plan = plan_audit(looplab.load(model), documents, arm.audit, control=control, name=arm.folder)
     began = time.perf_counter()
     parts = folder / PARTIAL / f"{config_hash(arm.audit)}-{plan.card.weight_hash}"
@@ -125,6 +141,7 @@ def training_facts(config: RunConfig, record: RunRecord) -> dict[str, str]:
         "tokens": f"{record.tokens:,}",
         "parameters": f"{record.n_once + record.n_rec:,}",
         "mean applications": f"{record.num_steps:.3f}",
+        "gradient applications": f"{record.window * config.steps:,.0f}",
         "training FLOPs": f"{record.train_flops:.4g}",
         "held-out loss": f"{record.loss:.4f}",
     }

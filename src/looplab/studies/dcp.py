@@ -1,10 +1,14 @@
 """dcp: what truncation curves overstate, in every built-in checkpoint.
 
 Nothing is trained. Each looped checkpoint is audited beside the dense control, and the dense control as a model of its
-own. The published figures stand beside ours; they are of other models, texts and sizes.
+own; `--model` adds models, `--data` texts. The published figures stand beside ours; they are of other models, texts and
+sizes.
 
 Reference: Dau, Khuat, Dung, "Beyond Depth Truncation", arXiv:2609.19934, and its public 542.8M checkpoint.
 """
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from looplab.audit.config import AuditConfig
 from looplab.audit.result import RAW, AuditResult
@@ -43,7 +47,7 @@ def _each(quantity: str, rule: Rule, arms: tuple[str, ...] = LOOPED, label: str 
     return tuple(Part(label=f"{arm}{label}", quantity=quantity, arms=(arm,), rule=rule) for arm in arms)
 
 
-CLAIMS = (
+CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="dcp.1",
         origin="published",
@@ -159,6 +163,26 @@ CLAIMS = (
 )  # fmt: skip
 
 
+def _on(model: str, text: str) -> str:
+    return f"{model} on {text}"
+
+
+def _of_text(arm: Arm, name: str, path: str) -> Arm:
+    return replace(arm, name=_on(arm.name, name), title=f"{arm.title}; text {name}", documents=(name, path))
+
+
+def _also(claim: Claim, arms: tuple[str, ...]) -> Claim:
+    """The claim about further looped models too; the last claim is about the architectures of the built-in ones."""
+    first = claim.parts[0]
+    if first.rule.name == "exact":
+        return claim
+    if first.rule.name == "spread":
+        return replace(claim, parts=(replace(first, arms=(*first.arms, *arms)),))
+    of_first = [part for part in claim.parts if part.arms == LOOPED[:1]]
+    more = (replace(p, label=p.label.replace(LOOPED[0], arm), arms=(arm,)) for p in of_first for arm in arms)
+    return replace(claim, parts=(*claim.parts, *more))
+
+
 @STUDIES.register("dcp")
 class DCP(Study):
     """Audits of all built-in checkpoints, with one table of claims."""
@@ -167,6 +191,7 @@ class DCP(Study):
     question = "By how much does plain truncation overstate the worth of depth, and in which models?"
     references = (f"Dau, Khuat, Dung, “Beyond Depth Truncation”, {PAPER}",)
     claims = CLAIMS
+    takes = ("--model", "--data")
     columns = ("gap", *PARTS, "best refit", "temperature share, k = 1", "O_app", "O_temperature",
                "specific to recurrence")  # fmt: skip
     plots = (
@@ -189,9 +214,24 @@ class DCP(Study):
     )
     minutes = 15
 
+    def __init__(self, models: Mapping[str, str] | None = None, data: Mapping[str, str] | None = None):
+        self.models, self.data = dict(models or {}), dict(data or {})
+        if self.models or self.data:
+            self.given = {"--model": self.models, "--data": self.data}
+        of_texts = (_on(name, text) for text in self.data for name in (*LOOPED, *self.models))
+        further = (*self.models, *of_texts)
+        self.claims = tuple(_also(claim, further) for claim in CLAIMS)
+
+    def with_given(self, models: Mapping[str, str], data: Mapping[str, str]) -> "DCP":
+        """With models of the user's, which have no dense control, and texts of theirs for every looped model."""
+        taken = sorted({*models} & {*TITLES})
+        if taken:
+            raise ValueError(f"--model NAME must not be that of a built-in model. Got {taken[0]}. Choose another name.")
+        return DCP(models, data)
+
     def arms(self, scale: str, seeds: int) -> tuple[Arm, ...]:
-        """The four checkpoints."""
-        return tuple(
+        """The four checkpoints, the user's models, and all looped ones on each text of the user's."""
+        own = tuple(
             Arm(
                 name=name,
                 title=title,
@@ -201,6 +241,12 @@ class DCP(Study):
             )
             for name, title in TITLES.items()
         )
+        theirs = tuple(
+            Arm(name=name, title=f"{path}, given", source=path, audit=AUDITS[scale], theirs=True)
+            for name, path in self.models.items()
+        )
+        looped = (*(arm for arm in own if arm.name in LOOPED), *theirs)
+        return (*own, *theirs, *(_of_text(arm, name, path) for name, path in self.data.items() for arm in looped))
 
     def measure(self, arm: Arm, result: AuditResult) -> tuple[StudyRow, ...]:
         """Shares, factors and the words of one audit."""

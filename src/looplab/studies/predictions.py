@@ -3,13 +3,14 @@
 The text depends on the study, its version, the scale and the seeds; not on the time, the machine or the folder.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from looplab._config import config_hash, to_dict
+from looplab._config import config_hash, declared
 from looplab.records import dump_json, encode_json, write_atomic
 from looplab.studies import rules
 from looplab.studies.base import Arm, Study
@@ -21,23 +22,33 @@ SHORT = ("study", "version", "scale", "seeds", "claims")
 """Parts of the file whose difference says more than those of others."""
 
 
-def predictions_text(study: Study, scale: str, seeds: int, arms: Sequence[Arm]) -> str:
+def predictions_text(study: Study, scale: str, seeds: Sequence[int], arms: Sequence[Arm]) -> str:
     """The text of the file."""
     return dump_json(
         {
             "study": study.name,
             "version": study.version,
             "scale": scale,
-            "seeds": list(range(seeds)),
+            "seeds": list(seeds),
             "question": study.question,
             "level": rules.LEVEL,
             "equivalence_level": rules.EQUIVALENCE_LEVEL,
             "fewest_seeds": rules.MIN_SEEDS,
-            "claims": [{**encode_json(claim), "rule": claim.rule} for claim in study.claims],
+            "claims": [{**_claim(claim), "rule": claim.rule} for claim in study.claims],
             "arms": [_arm(arm) for arm in arms],
             "exclusions": "none: every arm, seed and claim is reported, and nothing is run again for its result",
         }
     )
+
+
+def _claim(value: Any) -> Any:
+    """JSON of a claim, without what came later and has its default: files that were hashed before keep their hash."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        said = [
+            f for f in dataclasses.fields(value) if "later" not in f.metadata or getattr(value, f.name) != f.default
+        ]
+        return {f.name: _claim(getattr(value, f.name)) for f in said}
+    return [_claim(item) for item in value] if isinstance(value, tuple) else encode_json(value)
 
 
 def digest(text: str) -> str:
@@ -70,16 +81,18 @@ def register(folder: Path, text: str) -> bool:
 def _arm(arm: Arm) -> dict[str, Any]:
     source = arm.source
     made = isinstance(source, RunConfig)
-    asked = {name: to_dict(given) for name in ("problems", "grid") if (given := getattr(arm, name)) is not None}
+    asked = {name: declared(given) for name in ("problems", "grid") if (given := getattr(arm, name)) is not None}
     return {
         "name": arm.name,
         "title": arm.title,
         "seed": arm.seed,
-        "source": to_dict(source) if made else source,
+        "source": declared(source) if made else source,
         "source_hash": config_hash(source) if made else None,
         "control": arm.control,
-        "audit": None if arm.audit is None else to_dict(arm.audit),
+        "audit": None if arm.audit is None else declared(arm.audit),
         **asked,
+        **({"documents": list(arm.documents)} if arm.documents else {}),
+        **({"earlier": [[step, declared(audit)] for step, audit in arm.earlier]} if arm.earlier else {}),
     }
 
 

@@ -6,14 +6,16 @@ All problems of a step have one difficulty, so no row is padded; where several a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from looplab._config import config_hash
+from looplab._types import Int
 from looplab.data.documents import DataError
-from looplab.data.packing import Batch, DataState, Position, SourceHash
+from looplab.data.packing import Batch, DataState, Position, SourceHash, checked_rows
 from looplab.recurrence.philox import stream_key, uniforms
 from looplab.tasks.base import Split, Task, to_torch
 from looplab.tasks.evaluation import answer_labels
@@ -91,11 +93,13 @@ class TaskLoader:
         self.tokenizer_hash = f"{task.name}-{task.version}"
         self.num_tokens = 2**63 - 1
 
-    def batch(self, step: int) -> Batch:
-        """The global batch of a step (from 0)."""
+    def batch(self, step: int, *, rows: Int[Tensor, " batch"] | None = None) -> Batch:
+        """Some rows of the global batch of a step (from 0), in this order; None: all of them."""
         if step < 0:
             raise ValueError(f"batch: step must be at least 0. Got {step}. Steps count from 0.")
-        return self.numbered(self.difficulty(step), range(step * self._config.rows, (step + 1) * self._config.rows))
+        first, wanted = step * self._config.rows, checked_rows(rows, self._config.rows)
+        batch = self.numbered(self.difficulty(step), [first + int(row) for row in wanted])
+        return replace(batch, rows=torch.from_numpy(wanted), start=Position(0, first, 0))
 
     def numbered(self, difficulty: int, numbers: Sequence[int]) -> Batch:
         """The rows of these numbers, in this order."""

@@ -3,11 +3,13 @@
 from looplab.training.config import Evaluation, RunConfig
 from looplab.training.divergence import DivergedError
 from looplab.training.folder import FolderError
+from looplab.training.muon import Muon
 from looplab.training.optimizer import AdamW, Optimizer
-from looplab.training.schedule import Constant, Cosine, Linear, Schedule
+from looplab.training.schedule import WSD, Constant, Cosine, Linear, Schedule
 from looplab.training.trainer import Trainer, train
 
 __all__ = [
+    "WSD",
     "AdamW",
     "Constant",
     "Cosine",
@@ -15,6 +17,7 @@ __all__ = [
     "Evaluation",
     "FolderError",
     "Linear",
+    "Muon",
     "Optimizer",
     "RunConfig",
     "Schedule",

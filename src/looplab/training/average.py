@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from looplab.training.optimizer import trained
+from looplab.training.spread import as_placed
 
 
 class WeightAverage:
@@ -34,7 +35,7 @@ class WeightAverage:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on from saved averages."""
         for name, tensor in self.tensors.items():
-            tensor.copy_(tensors[name])
+            tensor.copy_(as_placed(tensors[name], tensor))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -1,13 +1,15 @@
 """Checkpoints: folders that appear whole or not at all, and from which a run continues bit for bit.
 
     step_400/config.json, model.safetensors, tokenizer.json    the model; opens by itself (models/folder.py)
-    step_400/optimizer.safetensors                             state of the optimizer, by parameter name
+    step_400/optimizer.safetensors                             state of the optimizer, by parameter name; ..
+    step_400/optimizer/                                        .. of a sharded run, a file per process (`spread`)
     step_400/ema.safetensors                                   average of the weights, where the run keeps one
     step_400/carry.safetensors                                 what the objective keeps between steps, if anything
     step_400/state.json                                        run configuration, progress, sizes and sums of the others
     latest                                                     name of the newest
 
 A folder is written as step_400.partial, flushed to the disk, renamed; then `latest` is replaced. Nothing is unpickled.
+Any number of processes goes on from the folder that any number wrote; they must see the same file system.
 """
 
 import hashlib
@@ -35,9 +37,12 @@ from looplab.records import dump_json, encode_json, write_atomic
 from looplab.recurrence.ledger import Ledger
 from looplab.tasks.rows import TaskRows
 from looplab.training.config import RunConfig
-from looplab.training.optimizer import load_state, state_tensors
+from looplab.training.optimizer import load_state, state_tensors, trained
+from looplab.training.ranks import Ranks
+from looplab.training.spread import is_spread, model_tensors, read_pieces, save_pieces, whole
 
 OPTIMIZER, CARRY, STATE, LATEST = "optimizer.safetensors", "carry.safetensors", "state.json", "latest"
+PIECES = "optimizer"
 AVERAGE = "ema.safetensors"
 SCHEMA = 1
 
@@ -66,9 +71,23 @@ class Progress:
     """Length of metrics.jsonl."""
     depth_law: dict[str, list[float]] = field(default_factory=dict)
     """What has become of a learned law (`DepthLearner.state_dict`)."""
+    threads: int = 0
+    """CPU threads that the run began with; 0 where the configuration says."""
+    spikes: int = 0
+    """Steps that stood out from those before them (`training.spikes`)."""
+    findings: list[str] = field(default_factory=list)
+    """Kinds of the findings so far; each is raised once."""
 
     def add(
-        self, *, tokens: int, depth: int | float, window: int | float, skipped: bool, seconds: float, ledger: Ledger
+        self,
+        *,
+        tokens: int,
+        depth: int | float,
+        window: int | float,
+        skipped: bool,
+        seconds: float,
+        ledger: Ledger,
+        spike: bool = False,
     ) -> None:
         """One more step."""
         self.step += 1
@@ -78,6 +97,7 @@ class Progress:
         self.skips += skipped
         self.skips_in_row = self.skips_in_row + 1 if skipped else 0
         self.seconds += seconds
+        self.spikes += spike
         self.ledger = self.ledger + ledger
 
 
@@ -103,8 +123,11 @@ def save_checkpoint(
     carry: Mapping[str, torch.Tensor] | None = None,
     average: Mapping[str, torch.Tensor] | None = None,
     mark: str = "",
+    ranks: Ranks | None = None,
 ) -> Path:
-    """Writes `step_<n><mark>` into the folder of a run, and deletes all but the newest `config.keep`.
+    """Writes `step_<n><mark>` into the folder of a run, and deletes old ones that `config` does not keep.
+
+    All ranks of the run call this; the first one writes, except for the pieces of a sharded optimizer.
 
     Args:
         tokenizer: None for a run on a task.
@@ -112,15 +135,41 @@ def save_checkpoint(
         average: The averaged weights, by name.
         mark: "_diverged": a folder for inspection, which no run resumes from.
     """
+    ranks = ranks or Ranks()
     final = run / f"step_{progress.step}{mark}"
     partial = run / f"{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    save_model(partial, config, model, progress, tokenizer)
-    save_tensors(partial / OPTIMIZER, state_tensors(optimizer, model))
-    if carry:
-        save_tensors(partial / CARRY, carry)
-    if average:
-        save_tensors(partial / AVERAGE, average)
+    moments = state_tensors(optimizer, model)
+    spread = is_spread(moments)
+
+    def begin() -> str:
+        shutil.rmtree(partial, ignore_errors=True)
+        (partial / PIECES if spread else partial).mkdir(parents=True)
+        return ""
+
+    def write() -> str:
+        save_model(partial, config, model, progress, tokenizer, tensors=weights)
+        files = {OPTIMIZER: None if spread else moments, CARRY: carry or None, AVERAGE: averages or None}
+        for name, tensors in files.items():
+            if tensors is not None:
+                save_tensors(partial / name, tensors)
+        _complete(run, partial, final, config, progress, data)
+        if not mark:
+            write_atomic(run / LATEST, f"{final.name}\n")
+            for old in checkpoints(run)[config.keep :]:
+                if config.keep_every is None or _step(old) % config.keep_every:
+                    shutil.rmtree(old)
+        return ""
+
+    ranks.led(begin)
+    weights, averages = (whole(tensors, keep=ranks.leads) for tensors in (model_tensors(model), average or {}))
+    if spread:
+        save_pieces(partial / PIECES, moments)
+    ranks.led(write)
+    return final
+
+
+def _complete(run: Path, partial: Path, final: Path, config: RunConfig, progress: Progress, data: DataState) -> None:
+    """Puts state.json beside the other files, and the folder in its place."""
     state = {
         "schema": SCHEMA,
         "versions": {"looplab": looplab.__version__, "torch": torch.__version__},
@@ -128,19 +177,19 @@ def save_checkpoint(
         "config_hash": config_hash(config),
         "progress": {**vars(progress), "ledger": progress.ledger.to_dict()},
         "data": to_dict(data),
-        "files": {file.name: _measure(file) for file in sorted(partial.iterdir())},
+        "files": {str(file.relative_to(partial)): _measure(file) for file in _files(partial)},
     }
     (partial / STATE).write_text(dump_json({**state, "sum": _sum(state)}))
-    for file in [*partial.iterdir(), partial]:
+    folders = [path for path in partial.rglob("*") if path.is_dir()]
+    for file in [*_files(partial), *folders, partial]:
         _flush(file)
     shutil.rmtree(final, ignore_errors=True)
     os.rename(partial, final)
     _flush(run)
-    if not mark:
-        write_atomic(run / LATEST, f"{final.name}\n")
-        for old in checkpoints(run)[config.keep :]:
-            shutil.rmtree(old)
-    return final
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def save_model(
@@ -153,6 +202,7 @@ def save_model(
     final_loss: float | None = None,
     dtype: torch.dtype | None = None,
     averaged: bool = False,
+    tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Writes the model of a run as a folder that opens by itself.
 
@@ -160,6 +210,7 @@ def save_model(
         final_loss: Held-out nats per token at the trained depth.
         averaged: Its weights are averages at this moment; the folder says so.
         dtype: Type of the stored tensors; None: as they are.
+        tensors: The model's, whole, where it has only pieces of them.
     """
     source = Path(config.data.tokenizer)
     trained: dict[str, Any] = {
@@ -189,13 +240,18 @@ def save_model(
         token_ids={name: getattr(tokenizer, name) for name in SPECIALS if getattr(tokenizer, name, None) is not None},
         trained=trained,
         dtype=dtype,
+        tensors=tensors,
     )
 
 
 def checkpoints(run: Path) -> list[Path]:
     """Finished checkpoints of a run, the newest first."""
-    found = [(int(m[1]), path) for path in run.iterdir() if (m := re.fullmatch(r"step_(\d+)", path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    found = [path for path in run.iterdir() if re.fullmatch(r"step_\d+", path.name)]
+    return sorted(found, key=_step, reverse=True)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def newest_checkpoint(run: Path) -> Checkpoint | None:
@@ -217,10 +273,39 @@ def newest_checkpoint(run: Path) -> Checkpoint | None:
     return None
 
 
-def restore(checkpoint: Checkpoint, model: LoopedLM, optimizer: torch.optim.Optimizer) -> None:
-    """Puts weights and optimizer state back."""
+def agreed_checkpoint(run: Path, ranks: Ranks) -> Checkpoint | None:
+    """`newest_checkpoint` as the first rank finds it, on all ranks.
+
+    Raises:
+        LeaderFailed: On the others, where the first one raises.
+    """
+    if ranks.size == 1:
+        return newest_checkpoint(run)
+    found: list[Checkpoint | None] = []
+
+    def look() -> str:
+        found.append(newest_checkpoint(run))
+        return found[0].path.name if found[0] is not None else ""
+
+    name = ranks.led(look)
+    if found or not name:
+        return found[0] if found else None
+    return _checkpoint(run / name, json.loads((run / name / STATE).read_bytes()))
+
+
+def restore_weights(checkpoint: Checkpoint, model: LoopedLM) -> None:
+    """Puts the weights back, into a model that has all of them."""
     load_tensors(model, read_tensors(checkpoint.path / "model.safetensors"))
-    load_state(optimizer, model, read_tensors(checkpoint.path / OPTIMIZER))
+
+
+def restore_optimizer(checkpoint: Checkpoint, model: LoopedLM, optimizer: torch.optim.Optimizer) -> None:
+    """Puts the state of the optimizer back, as the model's parameters are placed."""
+    pieces = checkpoint.path / PIECES
+    if not pieces.is_dir():
+        load_state(optimizer, model, read_tensors(checkpoint.path / OPTIMIZER))
+        return
+    parameters = dict(trained(model))
+    load_state(optimizer, model, read_pieces(pieces, lambda entry: parameters[entry.rsplit("/", 1)[0]]))
 
 
 def read_carry(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

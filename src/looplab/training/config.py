@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from looplab._config import KIND, from_dict, to_dict
+from looplab._config import KIND, LATER, from_dict, to_dict
 from looplab._registry import did_you_mean
 from looplab.data.packing import PackedText
 from looplab.models.base import MODELS, LoopedLM, build, model_name
 from looplab.models.folder import load_partly
 from looplab.objectives.base import Objective
+from looplab.objectives.jacobian_penalty import JacobianPenalty
 from looplab.recurrence.aligned import check_aligned
 from looplab.recurrence.depth.base import DepthSampler
 from looplab.recurrence.gradient.base import GradientStrategy
@@ -29,11 +30,20 @@ from looplab.training.optimizer import Optimizer
 from looplab.training.schedule import Schedule
 
 MAY_CHANGE = "may_change_on_resume"
+_COUNTS = (
+    *("steps", "micro_batches", "row_bucket", "threads", "max_skips", "log_every", "save_every", "keep"),
+    "keep_every",
+)
+_WORDS: dict[str, tuple[Any, ...]] = {
+    "depth_per": ("batch", "micro_batch", "sequence"),
+    "precision": ("fp32", "bf16"),
+    "compile": ("auto", True, False),
+}
 
 
-def _free(default: Any) -> Any:
+def _free(default: Any, *, later: bool = False) -> Any:
     """A field that a resumed run may change."""
-    return field(default=default, metadata={MAY_CHANGE: True})
+    return field(default=default, metadata={MAY_CHANGE: True, **(LATER if later else {})})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +126,13 @@ class RunConfig:
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: autocast; weights, optimizer state, norms and losses stay in float32."""
     seed: int = 0
-    threads: int = 1
-    """CPU threads of PyTorch; equal bits need an equal number."""
+    threads: int | Literal["auto"] = 1
+    """CPU threads of PyTorch; equal bits need an equal number. "auto": as many as are fastest when the run begins
+    (`training.threads`), and as many again when it is resumed."""
+    compile: Literal["auto"] | bool = field(default="auto", metadata=LATER)
+    """Whether encode, step and readout are compiled; "auto": on accelerators."""
+    deterministic: bool = field(default=False, metadata=LATER)
+    """Refuse operations whose bits vary from run to run; CUDA has some, the CPU has none."""
     max_skips: int = 3
     """Steps in a row with a loss or gradient that is not finite, after which the run stops."""
     evaluation: Evaluation | TaskEvaluation = _free(Evaluation())
@@ -127,11 +142,22 @@ class RunConfig:
     """Steps between checkpoints."""
     keep: int = _free(2)
     """Checkpoints kept; older ones are deleted."""
+    keep_every: int | None = _free(None, later=True)
+    """Checkpoints at multiples of so many steps are kept too."""
+    state_norms: bool = _free(False, later=True)
+    """Whether metrics have the norm of dL/dh_k for every state of the loop; this keeps all states of a step."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "micro_batches", "row_bucket", "threads", "max_skips", "log_every", "save_every", "keep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"RunConfig.{name} must be at least 1. Got {getattr(self, name)}.")
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"RunConfig.{name} must be at least 1. Got {value}.")
+        if isinstance(self.threads, str) and self.threads != "auto":
+            raise ValueError(f"RunConfig.threads must be a number or 'auto'. Got {self.threads!r}.")
+        for name, known in _WORDS.items():
+            if getattr(self, name) not in known:
+                words = ", ".join(map(repr, known))
+                raise ValueError(f"RunConfig.{name} must be one of {words}. Got {getattr(self, name)!r}.")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise ValueError(f"RunConfig.clip_norm must be positive, or None. Got {self.clip_norm}.")
         if self.ema is not None and not 0 < self.ema < 1:
@@ -163,6 +189,10 @@ class RunConfig:
                 "Use NextToken or FullBPTT."
             )
         self._check_depths()
+        if self.compile is True and isinstance(self.objective, JacobianPenalty):
+            raise ValueError(
+                "JacobianPenalty differentiates twice; a compiled step cannot. Got compile=True. Set compile=False."
+            )
         inner = getattr(self.gradient, "inner", self.gradient)
         blind = isinstance(getattr(self.model, "injection", None), NoInjection) and not self.allow_untrained_prelude
         deepest = self._deepest() if blind else 0
@@ -194,6 +224,11 @@ class RunConfig:
             raise ValueError(
                 "RunConfig.depth_per='sequence' needs an objective of the last state alone, since rows reach theirs at "
                 f"different iterations. Got {name}. Use NextToken or depth_per='batch'."
+            )
+        if self.state_norms:
+            raise ValueError(
+                "RunConfig.state_norms must be False with depth_per='sequence', where rows are at different iterations "
+                "of one launch. Got True. Set depth_per='batch'."
             )
         check_aligned(build(self.model, device="meta").spec, self.gradient)
 

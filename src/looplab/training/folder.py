@@ -28,12 +28,17 @@ class FolderError(ValueError):
     """The folder of a run is in use, or belongs to something else."""
 
 
+class FolderInUse(FolderError):
+    """Another process works in the folder."""
+
+
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
     """Holds the folder (made if missing). The lock ends with the process, however that ends.
 
     Raises:
-        FolderError: Another process holds it, or it is a file.
+        FolderInUse: Another process holds it.
+        FolderError: It is a file.
     """
     new = not run.exists()
     try:
@@ -46,7 +51,7 @@ def locked(run: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FolderError(f"{run} is in use by another process. Wait for it, or choose another folder.") from None
+            raise FolderInUse(f"{run} is in use by another process. Wait for it, or choose another folder.") from None
         try:
             yield
         except Exception as error:

@@ -6,7 +6,7 @@
     SignSGD      w -= lr (sign(g) + weight_decay w)                              of rows of puzzle tables that were read
 
 Weight decay acts on matrices only: not on norms, biases or scalars, and not on what a module lists in its
-`no_weight_decay` (names of its own parameters, such as the decays of an injection).
+`no_weight_decay` (names of its parameters, such as the decays of an injection).
 
 References: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101; Everett et al., "Scaling
 Exponents Across Parameterizations and Optimizers", arXiv:2407.05872 (atan2); HRM, arXiv:2506.21734 (tables by sign).
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from looplab.models.puzzle import PuzzleTable
+from looplab.training.spread import as_placed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +169,11 @@ def decaying_parameters(model: nn.Module) -> frozenset[str]:
     """Names of the parameters that weight decay acts on.
 
     Raises:
-        ValueError: A module's `no_weight_decay` names something that is not a parameter of its own.
+        ValueError: A module's `no_weight_decay` names something that is not a parameter of it.
     """
     kept: set[int] = set()
     for prefix, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
+        own = dict(module.named_parameters())
         for name in getattr(module, "no_weight_decay", ()):
             if name not in own:
                 raise ValueError(
@@ -204,4 +205,4 @@ def load_state(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapp
         name, key = entry.rsplit("/", 1)
         parameter = parameters[name]
         # Counters have no axis and stay on the CPU, as the optimizer made them.
-        optimizer.state[parameter][key] = tensor.to(parameter.device) if tensor.dim() else tensor
+        optimizer.state[parameter][key] = as_placed(tensor, parameter) if tensor.dim() else tensor

@@ -23,6 +23,7 @@ def run_record(
     data: Any,
     held_out: str,
     device: str,
+    processes: str = "",
 ) -> RunRecord:
     """The record of a run that came to its end.
 
@@ -59,5 +60,6 @@ def run_record(
         tokenizer=data.tokenizer_hash,
         eval_steps=float(len(spec.plan()) if prefix else full[0] if isinstance(full, tuple) else full),
         seconds=progress.seconds,
-        hardware=f"{platform.machine()} {device}, {config.threads} threads",
+        hardware=f"{platform.machine()} {device}, {progress.threads or config.threads} threads"
+        + (f", {processes}" if processes else ""),
     )

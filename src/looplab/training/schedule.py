@@ -4,11 +4,15 @@ warmup:  (step + 1) / warmup_steps                          step counts from 0, 
 after:   x = (step - warmup_steps) / (steps - warmup_steps)
          constant 1;   linear  1 - (1 - floor) y;   cosine  floor + (1 - floor) (1 + cos(pi y)) / 2
          y = (x - hold) / (1 - hold), 0 before: the peak rate is held for a part of what follows the warm-up
+         wsd: hold = 1 - decay_fraction, and the linear way down, or 1 - sqrt(y)
+
+References: "warm-up, stable, decay" of MiniCPM, arXiv:2404.06395; 1 - sqrt: Haegele et al., arXiv:2405.18392.
 """
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,3 +87,30 @@ class Cosine(_Decay):
     def left(self, y: float) -> float:
         """(1 + cos(pi y)) / 2."""
         return (1.0 + math.cos(math.pi * y)) / 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WSD(Schedule):
+    """Warm-up, then the peak rate, then down to a floor: checkpoints before the decay can be trained on for longer."""
+
+    decay_fraction: float = 0.2
+    """Part of what follows the warm-up in which the rate falls."""
+    shape: Literal["linear", "one_minus_sqrt"] = "linear"
+    """one_minus_sqrt falls steeply at first and slowly at the end."""
+    floor: float = 0.0
+    """Share of the peak rate that is left at the end."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.decay_fraction <= 1:
+            raise ValueError(
+                f"WSD.decay_fraction must be above 0 and at most 1. Got {self.decay_fraction}. Use Constant for none."
+            )
+        if not 0 <= self.floor <= 1:
+            raise ValueError(f"WSD.floor must be in [0, 1]. Got {self.floor}.")
+
+    def after(self, x: float) -> float:
+        """The factor at the fraction x of what follows the warm-up."""
+        y = max(0.0, (x - (1 - self.decay_fraction)) / self.decay_fraction)
+        left = 1.0 - y if self.shape == "linear" else 1.0 - math.sqrt(y)
+        return self.floor + (1.0 - self.floor) * left

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from looplab._types import Float, Int
 from looplab.data.packing import Batch
 from looplab.models.base import LoopedLM
-from looplab.objectives.base import LossParts, Objective, Pass
+from looplab.objectives.base import LossParts, Objective, Pass, scored_positions
 from looplab.recurrence import state as states
+from looplab.recurrence.gathering import Gathering
 from looplab.recurrence.gradient.base import GradientStrategy
 from looplab.recurrence.ledger import Ledger
 from looplab.recurrence.philox import stream_key
@@ -56,9 +57,10 @@ class At(NamedTuple):
     seed: int = 0
     carry: Mapping[str, Tensor] = MappingProxyType({})
     fetch: Callable[[int, Sequence[int]], Batch] | None = None
-    """See `objectives.base.Pass`, of this and the next two."""
+    """See `objectives.base.Pass`, of this and the next three."""
     depths: Int[Tensor, " batch"] | None = None
     row_bucket: int = 1
+    all_rows: int | None = None
 
 
 class TrainingStep(nn.Module):
@@ -67,7 +69,12 @@ class TrainingStep(nn.Module):
     Attributes:
         beside: What the objective trains beside a finished model, in whose place it is optimized and kept; None for
             objectives that train the model.
+        split: Stands for the model while its parameters are spread over processes (`training.units`), ..
+        units: .. whose modules it has here, so that whoever wraps this module finds them.
     """
+
+    split: Gathering | None = None
+    units: nn.ModuleDict
 
     def __init__(
         self, model: LoopedLM, objective: Objective, gradient: GradientStrategy, *, precision: Precision = "fp32"
@@ -75,6 +82,7 @@ class TrainingStep(nn.Module):
         super().__init__()
         self.model, self.objective, self.gradient, self.precision = model, objective, gradient, precision
         self.beside = objective.beside(model)
+        self.units = nn.ModuleDict()
 
     def forward(
         self,
@@ -97,12 +105,13 @@ class TrainingStep(nn.Module):
         """
         at = at or At()
         given = Pass(
-            model=self.model,
+            model=self.split or self.model,
             batch=batch,
             plan=plan,
             noise=noise,
             depths=at.depths,
             row_bucket=at.row_bucket,
+            all_rows=at.all_rows,
             gradient=self.gradient.at(at.step),
             step=at.step,
             steps=at.steps,
@@ -141,19 +150,20 @@ class Drawn(NamedTuple):
 
 
 def draw_depths(
-    spec: LoopSpec, seed: int, step: int, pieces: Sequence[Batch], per: DepthPer, law: Any = None
+    spec: LoopSpec, seed: int, step: int, rows: Sequence[Int[Tensor, " piece"]], per: DepthPer, law: Any = None
 ) -> list[Drawn]:
     """The depths of an optimizer step, for every micro-batch.
 
     Args:
+        rows: Numbers of the rows of each micro-batch in the global batch.
         per: One depth for all rows of the step, for those of a micro-batch, or for each.
         law: What has become of a learned law; None: the model's own.
     """
     law, key, one = law or spec.trained_depth, stream_key(seed, "depth"), np.zeros(1, np.int64)
     if per == "sequence":
-        drawn = [torch.from_numpy(law.draw(key, step, piece.rows.cpu().numpy())) for piece in pieces]
+        drawn = [torch.from_numpy(law.draw(key, step, piece.cpu().numpy())) for piece in rows]
         return [Drawn(float(d.double().mean()), depth_plan(spec, int(d.max())), d) for d in drawn]
-    numbers = range(len(pieces)) if per == "micro_batch" else [0] * len(pieces)
+    numbers = range(len(rows)) if per == "micro_batch" else [0] * len(rows)
     depths = [int(law.draw(key, step, one, number)[0]) for number in numbers]
     return [Drawn(depth, depth_plan(spec, depth)) for depth in depths]
 
@@ -171,6 +181,23 @@ def draw_noise(spec: LoopSpec, seed: int, step: int, batch: Batch) -> Float[Tens
     items = [states.item_of(step, int(row)) for row in batch.rows]
     places = torch.arange(batch.tokens.shape[1]).expand(batch.tokens.shape)
     return states.standard_noise(stream_key(seed, "noise"), items, places, spec.noise_width).to(batch.tokens.device)
+
+
+def scored_counts(objective: Objective, pieces: Sequence[Batch], drawn: Sequence[Drawn]) -> dict[str, int]:
+    """Scored terms of these rows, whose micro-batches may have depths of their own.
+
+    Raises:
+        ValueError: None is scored.
+    """
+    lengths = {len(d.plan) for d in drawn if d.depths is None}
+    if len(lengths) < 2:
+        return objective.counts(torch.cat([piece.labels for piece in pieces]), max(len(d.plan) for d in drawn))
+    total: dict[str, int] = {}
+    for piece, (_, plan, _) in zip(pieces, drawn, strict=True):
+        if scored_positions(piece.labels):
+            for name, count in objective.counts(piece.labels, len(plan)).items():
+                total[name] = total.get(name, 0) + count
+    return total or objective.counts(pieces[0].labels)
 
 
 def split(batch: Batch, pieces: int) -> list[Batch]:

@@ -58,3 +58,14 @@ def test_a_plot_without_a_threshold_has_none():
     found = result({("m", 0, "a"): 1.0})
     with_line = len(study_lines(found, PLOT).axes[0].lines)
     assert len(study_lines(found, dataclasses.replace(PLOT, line=None)).axes[0].lines) == with_line - 1
+
+
+def test_rows_that_combine_arms_have_a_line_of_their_own():
+    found = result({("m", 0, "a"): 1.0, ("all", 0, "a"): 0.5, ("all", 0, "b"): 0.25})
+    found = dataclasses.replace(found, arms=found.arms[:1])
+    assert lines(found)["all"] == ([8.0, 16.0], [0.5, 0.25])
+
+
+def test_a_plot_without_any_line_is_drawn_without_a_legend():
+    figure = study_lines(result({("m", 0, "z"): 1.0}), PLOT)
+    assert not figure.legends

@@ -74,6 +74,10 @@ class DepthSampler(Depth):
         """The same law with another `nominal`; laws that have one bring it."""
         raise TypeError(f"{type(self).__name__} has a nominal mean, but no way to change it")
 
+    def over(self, steps: int) -> "DepthSampler":
+        """The law in a run of so many optimizer steps; another one only where it moves with a fraction of the run."""
+        return self
+
     def learner(self) -> Any:
         """What moves the law along a run (`learned.DepthLearner`); None: it is not learned."""
         return None

@@ -5,7 +5,7 @@
 So the mean stays what it is, and the variance grows by sum over T of p_T (T - b_i) (b_{i+1} - T). The law is ours.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,9 @@ class Bucketed(DepthSampler):
             raise ValueError(
                 f"Bucketed.edges must be at most {self.most}. Got {len(self.edges)}. Leave some out or raise most."
             )
+
+    def over(self, steps: int) -> "Bucketed":
+        return replace(self, law=self.law.over(steps))
 
     def pmf(self, step: int | None = None) -> NDArray[np.float64]:
         mass, found = self.law.pmf(step), np.zeros(self.edges[-1] + 1)

@@ -9,6 +9,7 @@ counter-based. `compat="huginn"` has the draws of the published code instead: lo
 from PyTorch's CPU generator seeded with 514229 + step, one draw for all rows of a step. The law is the same.
 """
 
+import bisect
 import functools
 import math
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import pdtrc
 
 from looplab.recurrence.depth.base import DEPTH_SAMPLERS, DepthSampler, Tail, cut
 
@@ -33,8 +35,8 @@ class PoissonLognormal(DepthSampler):
 
     rate: float
     """Mean of tau; E[T] is one more."""
-    max_steps: int
-    """The deepest draw; required, since the law has no upper end of its own."""
+    max_steps: int = 0
+    """The deepest draw; required, since the law has no upper end of its own: 0 is refused."""
     sigma: float = 0.5
     """Standard deviation of ln tau."""
     tail: Tail = "clip"
@@ -46,13 +48,32 @@ class PoissonLognormal(DepthSampler):
             raise ValueError(f"PoissonLognormal.rate must be positive. Got {self.rate}. Huginn has 32.")
         if self.sigma < 0:
             raise ValueError(f"PoissonLognormal.sigma must be at least 0. Got {self.sigma}. Huginn has 0.5.")
-        if self.max_steps < 1:
+        if self.max_steps == 0:
+            raise ValueError(
+                "PoissonLognormal.max_steps is required: the law has no upper end. "
+                f"For mean {self.rate:g} the 99.99 % quantile is {self._far()}."
+            )
+        if self.max_steps < 0:
             raise ValueError(
                 f"PoissonLognormal.max_steps must be at least 1. Got {self.max_steps}. "
-                "The 99.99 % quantile is a fair bound."
+                f"The 99.99 % quantile is {self._far()}."
             )
         if self.compat is not None and self.tail != "clip":
             raise ValueError(f"PoissonLognormal.tail must be 'clip' with compat={self.compat!r}. Got {self.tail!r}.")
+
+    def _far(self) -> int:
+        """The 99.99 % quantile, on a grid of few quantiles of tau: this law has no bound to be summed to."""
+        z = np.linspace(-REACH, REACH, 2001)
+        weights = np.exp(-(z**2) / 2)
+        rates = np.exp(math.log(self.rate) - self.sigma**2 / 2 + self.sigma * z)
+
+        def beyond(steps: int) -> float:
+            return float(weights @ pdtrc(steps - 1, rates) / weights.sum())
+
+        high = 1
+        while beyond(high) > 1e-4:
+            high *= 2
+        return bisect.bisect_left(range(high), -1e-4, lo=1, key=lambda steps: -beyond(steps))
 
     def pmf(self, step: int | None = None) -> NDArray[np.float64]:
         return cut(_mass(self.rate, self.sigma, self.max_steps).copy(), self.tail)

@@ -3,7 +3,7 @@
 Reference: the training arms of Dau, Khuat, Dung, "Beyond Depth Truncation", arXiv:2609.19934.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ class PrefixDepth(DepthSampler):
     def __post_init__(self) -> None:
         if self.law.of_prefix:
             raise ValueError("PrefixDepth.law must be a law of num_steps. Got another PrefixDepth.")
+
+    def over(self, steps: int) -> "PrefixDepth":
+        return replace(self, law=self.law.over(steps))
 
     def pmf(self, step: int | None = None) -> NDArray[np.float64]:
         return self.law.pmf(step)

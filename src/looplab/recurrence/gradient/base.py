@@ -32,6 +32,19 @@ class Segment:
     gradient: bool
 
 
+@dataclass(frozen=True)
+class Move:
+    """One unit of a walk, and what happens around it."""
+
+    unit: tuple[Application, ...]
+    """Empty in a segment without applications."""
+    gradient: bool
+    cut: bool
+    """Whether the state is detached before it."""
+    end: int | None
+    """Applications so far, where a segment that carries gradient ends after it."""
+
+
 class GradientStrategy(ABC):
     """Which applications carry gradient."""
 
@@ -75,14 +88,33 @@ class GradientStrategy(ABC):
         Returns:
             The last state, with the graph of the last segment.
         """
-        entries = list(plan)
-        segments = self.segments(len(entries))
-        for index, segment in enumerate(segments):
-            if index:
+        return self.follow(self.moves(plan), step, state, on_segment_end)
+
+    def moves(self, plan: Plan) -> list[Move]:
+        """The walk over a plan, unit by unit."""
+        entries, moves = list(plan), []
+        for index, segment in enumerate(self.segments(len(entries))):
+            units = list(self.units(entries[segment.start : segment.stop])) or [()]
+            for number, unit in enumerate(units, 1):
+                ends = segment.gradient and number == len(units)
+                cut = index > 0 and number == 1
+                moves.append(Move(unit, segment.gradient, cut, segment.stop if ends else None))
+        return moves
+
+    def follow(
+        self,
+        moves: Iterable[Move],
+        step: Step,
+        state: Any,
+        on_segment_end: Callable[[Any, int], None] | None = None,
+    ) -> Any:
+        """Does a stretch of a walk; arguments and result are those of `walk`."""
+        for move in moves:
+            if move.cut:
                 state = states.detach(state)
-            with torch.set_grad_enabled(torch.is_grad_enabled() and segment.gradient):
-                for unit in self.units(entries[segment.start : segment.stop]):
-                    state = step(state, unit)
-            if segment.gradient and on_segment_end is not None:
-                on_segment_end(state, segment.stop)
+            if move.unit:
+                with torch.set_grad_enabled(torch.is_grad_enabled() and move.gradient):
+                    state = step(state, move.unit)
+            if move.end is not None and on_segment_end is not None:
+                on_segment_end(state, move.end)
         return state

@@ -1,4 +1,7 @@
-"""Quantities of a study along an axis: a line per arm, its mean over seeds, with the range of the seeds as a band."""
+"""Quantities of a study along an axis: a line per arm, its mean over seeds, with the range of the seeds as a band.
+
+Rows that combine several arms have lines of their own.
+"""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -31,7 +34,8 @@ def study_lines(result: StudyResult, plot: StudyPlot) -> Figure:
     axes = figure.add_subplot()
     axes.grid(axis="y")
     axes.set_xscale("log", base=2)
-    for place, name in enumerate(dict.fromkeys(arm.name for arm in result.arms)):
+    names = (*(arm.name for arm in result.arms), *(row.arm for row in result.rows))
+    for place, name in enumerate(dict.fromkeys(names)):
         _line(axes, result, plot, name, place)
     if plot.line is not None:
         axes.axhline(plot.line, color=GREY, lw=1, ls=(0, (4, 3)))
@@ -39,7 +43,8 @@ def study_lines(result: StudyResult, plot: StudyPlot) -> Figure:
     axes.minorticks_off()
     axes.set_xlabel(plot.x_label)
     axes.set_ylabel(plot.y_label)
-    figure.legend(loc="outside lower center", ncols=4)
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside lower center", ncols=4)
     return figure
 
 

@@ -1,0 +1,1 @@
+"""Diagnostics of one trained model, one file each."""
