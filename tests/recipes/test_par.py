@@ -7,15 +7,15 @@ import torch
 
 from looplab.models.base import build
 from looplab.recipes import RECIPES
-from looplab.recipes.par import ARMS, LENGTH, SWAPS, par_arm, smoke
+from looplab.recipes.par import ARMS, ITERATIONS, LENGTH, SWAPS, par_arm, smoke
 from looplab.training.trainer import train
 
 
 def trained(name, folder):
-    """Losses of 20 steps."""
+    """Metrics of 20 steps."""
     train(smoke(par_arm(name)), folder)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if line["kind"] == "train"]
+    return [line for line in lines if line["kind"] == "train"]
 
 
 def test_the_recipe_has_the_size_of_its_table():
@@ -24,10 +24,13 @@ def test_the_recipe_has_the_size_of_its_table():
 
 
 def test_the_loss_falls_from_that_of_a_guess(tmp_path):
-    losses = trained("main", tmp_path)
+    lines = trained("main", tmp_path)
+    losses = [line["loss"] for line in lines]
     assert len(losses) == 20
     assert losses[0] == pytest.approx(5 * math.log(5), abs=2.5)
     assert sum(losses[-4:]) < sum(losses[:4])
+    assert {line["g"] for line in lines} == {ITERATIONS}, "burn-in has no gradient"
+    assert len({line["n0"] for line in lines}) > 1
 
 
 UNLIKE = ("final_only", "distillation", "halting", "indexed", "written", "add_soft_anchor", "layout_answer", "falling")
@@ -40,7 +43,7 @@ UNLIKE = ("final_only", "distillation", "halting", "indexed", "written", "add_so
     [pytest.param(name, marks=[] if name in UNLIKE else pytest.mark.nightly) for name in ARMS if name != "main"],
 )
 def test_every_arm_learns_something_in_twenty_steps(tmp_path, name):
-    losses = trained(name, tmp_path)
+    losses = [line["loss"] for line in trained(name, tmp_path)]
     assert sum(losses[-4:]) < sum(losses[:4])
 
 

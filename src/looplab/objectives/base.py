@@ -220,6 +220,8 @@ class Outcome(NamedTuple):
     """The applications that ran."""
     carry: dict[str, Tensor] = {}  # noqa: RUF012, never written to
     """Detached tensors for the next step."""
+    free: int = 0
+    """The first applications of the plan, which the objective runs without a gradient under any strategy."""
 
 
 class Objective(ABC):

@@ -155,7 +155,7 @@ class ProgressAligned(Objective):
             parts["anchor"] = Part(sums[1], counts["anchor"], self.anchor)
         more, marks = self._more(given, recorder.states[1:], free, shuffled)
         carry = _kept(last, targets[len(plan)], logits, task.start(tokens), marks) if self.carries else {}
-        return Outcome(LossParts(parts | more), first, last, plan, carry)
+        return Outcome(LossParts(parts | more), first, last, plan, carry, free)
 
     def _more(
         self, given: Pass, scored: Sequence[Any], free: int, replayed: Mapping[str, Tensor]

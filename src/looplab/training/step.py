@@ -47,6 +47,8 @@ class StepOutput(NamedTuple):
     """The applications that ran."""
     carry: dict[str, Tensor]
     """What the objective keeps for the next step."""
+    free: int
+    """Applications before those that the gradient strategy is about, without a gradient."""
 
 
 class At(NamedTuple):
@@ -123,8 +125,8 @@ class TrainingStep(nn.Module):
             recorder=recorder,
         )
         with autocast(self.precision, batch.tokens.device.type):
-            parts, first, last, ran, carry = self.objective.run(given)
-        return StepOutput(parts.share(counts), parts.detach(), _squares(first), _squares(last), ran, carry)
+            parts, first, last, ran, carry, free = self.objective.run(given)
+        return StepOutput(parts.share(counts), parts.detach(), _squares(first), _squares(last), ran, carry, free)
 
 
 def draw_depth(spec: LoopSpec, seed: int, step: int) -> tuple[int, Plan]:

@@ -226,8 +226,11 @@ class Trainer:
             if self.learner is not None:
                 self.learner.update(drawn[0].depth, parts.total)
         strategy = config.gradient.at(progress.step)
-        lengths = [n for d, output in zip(drawn, outputs, strict=True) for n in d.lengths(output.plan)]
-        ran, gradient = _mean(lengths), _mean([strategy.gradient_count(n) for n in lengths])
+        lengths = [(n, output.free) for d, output in zip(drawn, outputs, strict=True) for n in d.lengths(output.plan)]
+        ran, gradient = (
+            _mean([n for n, _ in lengths]),
+            _mean([strategy.gradient_count(n - free) for n, free in lengths]),
+        )
         if problem is None:
             self.carry = {name: tensor.detach() for name, tensor in outputs[0].carry.items()}
         seconds = time.perf_counter() - began
