@@ -73,7 +73,9 @@ def test_a_recorder_of_few_states_starts_again_and_keeps_the_graph():
 def test_noise_of_a_row_does_not_depend_on_the_rows_beside_it():
     model, batch = Line(), words(rows=4)
     whole = given(model, batch)
-    own = dataclasses.replace(batch, **{name: getattr(batch, name)[[3, 1]] for name in ("tokens", "labels", "rows")})
+    own = dataclasses.replace(
+        batch, **{name: getattr(batch, name)[[3, 1]] for name in ("tokens", "labels", "positions", "rows")}
+    )
     part = given(model, own, all_rows=4)
     drawn = whole.normal(whole.generator("augment"), 2, (4, 5, 3))
     assert drawn.shape == (2, 4, 5, 3) and drawn.std() > 0.5

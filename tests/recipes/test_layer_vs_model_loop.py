@@ -45,9 +45,10 @@ def test_cells_differ_in_their_choices_alone():
     assert len(names) == len(CELLS)
 
 
-def test_every_row_of_the_pointer_chase_has_a_label_per_start():
+def test_every_row_of_the_pointer_chase_has_a_label_per_start_and_hop():
     run = layer_vs_model_loop(Cell("chase", "model", "plain", "fixed"))
     loader = run.data.load(seed=0, vocab_size=len(run.data.task.tokens))
-    assert {loader.difficulty(step) for step in range(50)} == {1, 2, 3, 4}
+    task = run.data.task
+    assert {loader.difficulty(step) for step in range(50)} == {max(task.train)}
     batch = loader.batch(0)
-    assert (batch.labels >= 0).sum(1).unique().tolist() == [12]
+    assert (batch.labels >= 0).sum(1).unique().tolist() == [task.nodes * max(task.train)]

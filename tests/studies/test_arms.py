@@ -37,7 +37,8 @@ def test_a_run_is_trained_once_and_found_by_its_configuration(tmp_path):
     assert model.is_dir()
     assert [line for line in lines if "step 6/6" in line]
     lines.clear()
-    assert work.train_arm(config, tmp_path / "runs", lines.append) == (model, record)
+    again = work.train_arm(config, tmp_path / "runs", lines.append)
+    assert (again.folder / "model", again.record) == (model, record)
     assert not lines
 
 

@@ -33,7 +33,7 @@ from looplab.interop.convert import MANIFEST, dtype_name
 from looplab.interop.pretrained import PREFIX, configuration, is_pretrained
 from looplab.interop.published import TIES, Shards, family_of, family_settings
 from looplab.models.base import MODELS, LoopedLM, build
-from looplab.models.folder import FORMAT, WEIGHTS, listing, read_config
+from looplab.models.folder import FORMAT, NAMED, WEIGHTS, listing, read_config
 from looplab.models.published import (
     PUBLISHED,
     Family,
@@ -80,7 +80,7 @@ class LoadCheck:
     non_finite: dict[str, int] = field(default_factory=dict)
     """Name of a tensor -> how many of its numbers are NaN or infinite."""
     tokenizer: str = ""
-    """"bytes", "tokenizer.json", or nothing."""
+    """"bytes", "task" (a model of a task's own tokens), "tokenizer.json", or nothing."""
 
 
 @dataclass(kw_only=True)
@@ -390,8 +390,8 @@ def _recorded_ties(folder: Path) -> list[dict[str, Any]]:
 
 
 def _look_for_tokenizer(found: LoadCheck, folder: Path, facts: dict[str, Any] | None) -> None:
-    if found.kind == FORMAT and (facts or {}).get("tokenizer") == "bytes":
-        found.tokenizer = "bytes"
+    if found.kind == FORMAT and (facts or {}).get("tokenizer") in NAMED:
+        found.tokenizer = (facts or {})["tokenizer"]
     elif (found.kind == FORMAT and not is_pretrained(facts)) or tokenizer_folder(folder) is not None:
         tokenizer = load_tokenizer(tokenizer_folder(folder) or folder)
         found.tokenizer = TOKENIZER_FILE

@@ -379,15 +379,23 @@ class _Logged(Display):
 
     def step(self, record: Mapping[str, Any], *, steps: int, tokens_per_second: float, seconds_left: float) -> None:
         self.facts = {"step": record["step"], "steps": steps, "loss": record["loss"]}
+        self._begin()
         if record["step"] % self._every == 0 or record["step"] == steps:
             self.say(line(record, steps=steps, tokens_per_second=tokens_per_second, seconds_left=seconds_left))
 
     def say(self, line: str) -> None:
+        self._begin()
+        self._write(line)
+
+    def _begin(self) -> None:
+        """Says who works on the run, once it does: a run that somebody else has leaves no trace."""
+        if not self._begun:
+            self._begun = True
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            self._write(f"{now} process {os.getpid()} on {socket.gethostname()}")
+
+    def _write(self, line: str) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            if not self._begun:  # only now: a run that somebody else has leaves no trace
-                now = datetime.now(UTC).isoformat(timespec="seconds")
-                print(f"{now} process {os.getpid()} on {socket.gethostname()}", file=file)
-                self._begun = True
             print(line, file=file)
 
 
