@@ -118,7 +118,7 @@ def test_quality_and_shares_are_means_over_labelled_positions(monkeypatch):
     assert text.quality.tolist() == pytest.approx([torch.tensor(10.0).log().item()] * 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_smoke_run_makes_the_page_and_a_second_one_trains_nothing(tmp_path, monkeypatch):
     lines = []
     result = run_study(STUDY, "smoke", 1, tmp_path, say=lines.append)
