@@ -112,6 +112,7 @@ def test_a_finished_measurement_is_only_read(whole, tmp_path, monkeypatch):
     assert again.result("command").to_json() == whole[0]
 
 
+@pytest.mark.nightly
 def test_hidden_states_are_dropped_after_their_fit_unless_they_are_wanted(tmp_path):
     plan_of().measure(Journal(tmp_path / "a"))
     plan_of().measure(Journal(tmp_path / "b"), keep_hidden=True)
@@ -134,6 +135,7 @@ def test_a_further_schedule_is_walked_alone_and_the_result_is_that_of_all_at_onc
     assert added.result("command").to_json() == plan_of(more, control=False).run(command="command").to_json()
 
 
+@pytest.mark.nightly
 def test_a_further_domain_leaves_the_first_one_alone_but_for_cross_temperatures(tmp_path):
     plan_of(control=False).measure(Journal(tmp_path))
     both = plan_of(domains=("text", "web"), control=False)

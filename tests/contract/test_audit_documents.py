@@ -55,7 +55,7 @@ def text_of(i):
     return " ".join(WORDS[(i * 7 + j * (i + 3)) % 10] for j in range(20 + i % 9))
 
 
-@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+@pytest.mark.parametrize("kind", ["txt", pytest.param("jsonl", marks=pytest.mark.nightly)])
 def test_a_masked_model_is_audited_from_its_folder(albert, kind, tmp_path, no_report):
     path, out = tmp_path / f"words.{kind}", tmp_path / "audit-out"
     texts = [text_of(i) for i in range(60)]

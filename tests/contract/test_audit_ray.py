@@ -23,7 +23,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sharded_audit_gives_the_files_of_a_single_process(tmp_path, one_thread):
     assert main([*ARGUMENTS, "--out", str(tmp_path / "one")]) == exit_codes.DONE
     with two_nodes() as cluster:

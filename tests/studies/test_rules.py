@@ -262,7 +262,7 @@ def test_any_of_several_words(words, word):
     assert rules.any_of(words) == word
 
 
-@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_contrasts_find_a_planted_effect_and_rarely_one_that_is_not_there(number):
     """1,000 synthetic studies of three seeds and some arms on the same items, an effect of 0 or of 5 errors or more."""
     draw = random.Random(number)

@@ -213,7 +213,7 @@ def test_seeds_are_counted_or_named():
     assert few_seeds(study, (0, 1, 2)) == few_seeds(STUDIES["dcp"](), ()) == ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_cut_training_run_ends_in_the_same_bytes(tmp_path, monkeypatch, plain):
     """Real training and real audits of one arm; the first call is killed inside training, the second finishes."""
 
