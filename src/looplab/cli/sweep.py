@@ -19,7 +19,7 @@ from looplab._config import config_hash
 from looplab.cli import exit_codes
 from looplab.cli.device import check_device
 from looplab.cli.exit_codes import UserError, user_error
-from looplab.cli.train import configuration
+from looplab.cli.train import parsed
 from looplab.executors import Executor
 from looplab.report.sweep import write_sweep
 from looplab.training.config import RunConfig
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage(), file=sys.stdout if argv else sys.stderr)
         raise SystemExit(exit_codes.DONE if argv else exit_codes.USAGE)
-    options = _parse(argv[0], argv[1:])
+    options = parsed(Options, "sweep", argv, EPILOGUE)
     with user_error(exit_codes.USAGE, (SweepError,)):
         asked, points = _points(options)
         configs = configurations(options.run, points)
@@ -146,24 +146,6 @@ def main(argv: Sequence[str]) -> int:
     page = write_sweep(table, folder)
     print(f"{table}\n\nTable: {folder / CSV}, {folder / PARQUET}\nReport: {page}")
     return exit_codes.DONE if all(run.record for run in found) else exit_codes.MODEL
-
-
-def _parse(recipe: str, argv: Sequence[str]) -> Options:
-    with user_error(exit_codes.USAGE):
-        base = configuration(recipe)
-    with user_error(exit_codes.USAGE, (ValueError, TypeError, KeyError)):
-
-        @dataclass(frozen=True, kw_only=True)
-        class OfRecipe(Options):
-            run: Annotated[RunConfig, tyro.conf.arg(name="")] = base
-
-        return tyro.cli(
-            OfRecipe,
-            args=list(argv),
-            prog=f"looplab sweep {recipe}",
-            description=EPILOGUE.strip(),
-            config=(tyro.conf.AvoidSubcommands,),
-        )
 
 
 def _points(options: Options) -> tuple[list[str], list[Point]]:

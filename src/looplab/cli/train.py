@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 
@@ -23,6 +23,8 @@ from looplab.training.evaluation import DepthError
 from looplab.training.folder import MODEL, FolderError
 from looplab.training.trackers import TrackerError, check_trackers
 from looplab.training.trainer import train
+
+Kind = TypeVar("Kind")
 
 EPILOGUE = """
 A run is one configuration in one folder. The same command in the same folder goes on from the newest checkpoint, to the
@@ -59,7 +61,7 @@ def _run(argv: Sequence[str]) -> int:
         print(usage(), file=sys.stdout if argv else sys.stderr)
         return exit_codes.DONE if argv else exit_codes.USAGE
     with torchrun.hushed():
-        options = _parse(argv[0], argv[1:])
+        options = parsed(Options, "train", argv, EPILOGUE)
     config = options.run
     check_device(options.device)
     with exit_codes.user_error(exit_codes.USAGE, (ValueError,)):
@@ -120,20 +122,22 @@ def summary(record: RunRecord, folder: Path) -> str:
     )
 
 
-def _parse(recipe: str, argv: Sequence[str]) -> Options:
+def parsed(kind: type[Kind], command: str, argv: Sequence[str], description: str) -> Kind:
+    """Options of a command whose first word is a recipe, with the recipe's fields as further options in `run`."""
+    recipe, *rest = argv
     with exit_codes.user_error(exit_codes.USAGE):
         base = configuration(recipe)
     with exit_codes.user_error(exit_codes.USAGE, (ValueError, TypeError, KeyError)):
 
         @dataclass(frozen=True, kw_only=True)
-        class OfRecipe(Options):
+        class OfRecipe(kind):  # type: ignore[valid-type, misc]
             run: Annotated[RunConfig, tyro.conf.arg(name="")] = base
 
         return tyro.cli(
             OfRecipe,
-            args=list(argv),
-            prog=f"looplab train {recipe}",
-            description=EPILOGUE.strip(),
+            args=rest,
+            prog=f"looplab {command} {recipe}",
+            description=description.strip(),
             config=(tyro.conf.AvoidSubcommands,),
         )
 

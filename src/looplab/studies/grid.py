@@ -24,7 +24,7 @@ from looplab._types import Float, Int
 from looplab.audit.result import RESULTS
 from looplab.audit.runner import weight_hash
 from looplab.intervals import Interval, paired_difference, wilson
-from looplab.records import dump_json, write_atomic
+from looplab.records import StudyRow, dump_json, write_atomic
 from looplab.recurrence import state as states
 from looplab.recurrence.ledger import Ledger
 from looplab.recurrence.loop import run_plan
@@ -70,6 +70,10 @@ class Ends:
     high: float
     low90: float
     high90: float
+
+    def row(self, arm: str, seed: int | None, quantity: str, **more: Any) -> StudyRow:
+        """The row of a study that says it of an arm; `more` are further fields."""
+        return StudyRow(arm=arm, seed=seed, quantity=quantity, unit="exact match", **vars(self), **more)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from looplab.audit.result import AuditResult
 from looplab.recipes import par as recipes
 from looplab.records import Claim, Part, Published, Rule, StudyPlot, StudyRow
 from looplab.studies.base import CPU, SMOKE, STUDIES, Arm, Study
-from looplab.studies.grid import Ends, GridResult, Line, TaskGrid
+from looplab.studies.grid import GridResult, Line, TaskGrid
 from looplab.studies.measured import Rows
 from looplab.tasks.rows import TaskRows
 from looplab.tasks.state_tracking import StateTracking
@@ -298,18 +298,18 @@ class Par(Study):
         rows = []
         for cell in result.cells:
             factor = cell.length // LENGTH
-            rows.append(_interval(arm, em(factor, cell.depth), cell.exact_match))
+            rows.append(cell.exact_match.row(arm.name, arm.seed, em(factor, cell.depth)))
             if cell.depth != 1.0:
-                rows.append(_interval(arm, change(factor, cell.depth), cell.change))
+                rows.append(cell.change.row(arm.name, arm.seed, change(factor, cell.depth)))
         last = result.cell(16 * LENGTH, 1.0)
         if last is not None:
             error = 1 - last.exact_match.value ** (1 / last.length)
             rows.append(_number(arm, "error per application", error))
         for stop in result.halting:
             factor = stop.length // LENGTH
-            rows.append(_interval(arm, f"on time at {factor}x", stop.on_time))
+            rows.append(stop.on_time.row(arm.name, arm.seed, f"on time at {factor}x"))
             rows.append(_number(arm, f"halting error at {factor}x", stop.error, "iterations"))
-            rows.append(_interval(arm, f"EM at {factor}x, halted", stop.exact_match))
+            rows.append(stop.exact_match.row(arm.name, arm.seed, f"EM at {factor}x, halted"))
         for point in result.trace:
             rows.append(_number(arm, f"rms at k = {point.k}", point.rms, "rms"))
             rows.append(_number(arm, f"margin at k = {point.k}", point.margin, "logits"))
@@ -325,20 +325,6 @@ def _arm(name: str, scale: str, seed: int) -> Arm:
     if name == "indexed":
         fields |= {"audit": AUDITS[scale], "problems": Problems(task=recipes.SWAPS, difficulty=LENGTH)}
     return Arm(name=name, title=title, source=recipes.smoke(run) if scale == SMOKE else run, **fields)
-
-
-def _interval(arm: Arm, quantity: str, found: Ends) -> StudyRow:
-    return StudyRow(
-        arm=arm.name,
-        seed=arm.seed,
-        quantity=quantity,
-        unit="exact match",
-        value=found.value,
-        low=found.low,
-        high=found.high,
-        low90=found.low90,
-        high90=found.high90,
-    )
 
 
 def _number(arm: Arm, quantity: str, value: float, unit: str = "rate") -> StudyRow:

@@ -18,7 +18,7 @@ from looplab.recipes.truncation_progress import LENGTH, Cell
 from looplab.records import Claim, Need, Part, Published, StudyPlot, StudyRow
 from looplab.studies import parts, rules
 from looplab.studies.base import CPU, SMOKE, STUDIES, Arm, Study
-from looplab.studies.grid import Ends, GridResult, Line, TaskGrid
+from looplab.studies.grid import GridResult, Line, TaskGrid
 
 FACTORS = (1, 2, 4, 16)
 ITEMS = {SMOKE: 8, CPU: 256}
@@ -264,7 +264,13 @@ class TruncationProgress(Study):
     def grade(self, arm: Arm, result: GridResult) -> tuple[StudyRow, ...]:
         """Exact match at every length and depth; and what waits for fitted laws."""
         rows = [
-            _interval(arm, em(cell.length // LENGTH, cell.depth), cell.exact_match, result.chance, cell.items)
+            cell.exact_match.row(
+                arm.name,
+                arm.seed,
+                em(cell.length // LENGTH, cell.depth),
+                chance=result.chance,
+                items=cell.items,
+            )
             for cell in result.cells
         ]
         if arm.name == _name("final", "full"):
@@ -287,19 +293,3 @@ def _arm(cell: Cell, scale: str, seed: int) -> Arm:
     )
     grid = TaskGrid(task=SWAPS, lines=lines)
     return Arm(name=cell.name, title=cell.title, source=smoke(run) if scale == SMOKE else run, grid=grid)
-
-
-def _interval(arm: Arm, quantity: str, found: Ends, chance: float, items: int) -> StudyRow:
-    return StudyRow(
-        arm=arm.name,
-        seed=arm.seed,
-        quantity=quantity,
-        unit="exact match",
-        value=found.value,
-        low=found.low,
-        high=found.high,
-        low90=found.low90,
-        high90=found.high90,
-        chance=chance,
-        items=items,
-    )
