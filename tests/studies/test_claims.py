@@ -83,6 +83,8 @@ def test_a_claim_about_a_recipe_needs_three_seeds():
     wide = decide(made, [row("a", 0.2 * seed, seed=seed) for seed in range(3)])
     assert wide.word == rules.UNDECIDED
     assert wide.reason == "a: the threshold lies inside the interval; seeds that would decide: 10"
+    alike = decide(made, [row("a", 0.2, 0.5, seed=seed) for seed in range(3)])
+    assert alike.reason == "a: the threshold lies inside the interval; more items would decide"
 
 
 def test_two_arms_are_paired_by_seed():

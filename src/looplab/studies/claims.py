@@ -192,7 +192,8 @@ def _measured(part: Part, claim: Claim, cells: Sequence[Rows]) -> tuple[PartResu
         if factors:
             edges = tuple(_log(edge) for edge in edges)
         needed = rules.seeds_needed(values, min(abs(centre - edge) for edge in edges))
-        reason += f"; seeds that would decide: {needed}"
+        enough = needed.isdecimal() and int(needed) <= len(values)  # the spread of seeds is small: items are what lacks
+        reason += "; more items would decide" if enough else f"; seeds that would decide: {needed}"
     if part.statistic == "ratio":
         values = tuple(map(_exp, values))
     return _result(part, shown, values, word, level, _note(part, interval, per_seed, cells, word)), reason
