@@ -33,6 +33,8 @@ def paired(
         for side in (0, 1) if index % 2 == 0 else (1, 0):
             start = clock()
             (first, second)[side]()
+            if torch.cuda.is_available():  # launches return before their work is done
+                torch.cuda.synchronize()
             times[side].append(clock() - start)
     return times
 

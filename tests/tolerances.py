@@ -102,3 +102,6 @@ EVAL_SCORES = {"rtol": 0.0, "atol": 1e-5}
 """Log-likelihoods of short continuations in float32, against plain code or lm-eval's own backend (nats)."""
 EVAL_TEXTS = {"rtol": 1e-6, "atol": 1e-5}
 """The same of whole texts: hundreds of nats, summed in another order."""
+
+FAST = {"rtol": 0.0, "atol": 1e-4}
+"""float32 log-probabilities of the engine under numerics="fast" against decoding one row (spec bound on logits)."""

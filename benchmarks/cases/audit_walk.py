@@ -24,15 +24,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    loaded = looplab.load(options.model)
+    loaded = looplab.load(options.model, device=options.device)
     model = loaded.model
     texts = [d.text for d in builtin_corpus("heldout").documents if len(d.text.encode()) >= options.tokens][
         : options.documents
     ]
-    ids = torch.tensor([loaded.tokenizer.encode(text)[: options.tokens] for text in texts])
+    ids = torch.tensor([loaded.tokenizer.encode(text)[: options.tokens] for text in texts]).to(options.device)
     full = schedules.full_plan(model.spec)
     units = len(full.units)
     grid = range(1, units)

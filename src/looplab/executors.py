@@ -15,6 +15,7 @@ Sums in floating point depend on the number of threads, so every worker has a fi
 such as PyTorch's deterministic mode, are not carried over: a function that needs them sets them itself.
 """
 
+import importlib.util
 import itertools
 import logging
 import multiprocessing
@@ -425,6 +426,7 @@ class RayPool(_Pool):
         retries: int = 2,
     ):
         super().__init__(retries)
+        _check_ray()
         self.workers = None if workers is None else _positive("workers", workers)
         self.cpus_per_worker = _positive("cpus_per_worker", cpus_per_worker)
         self.threads = self.cpus_per_worker if threads is None else _positive("threads", threads)
@@ -611,13 +613,16 @@ def _positive(name: str, value: int) -> int:
     return value
 
 
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
+def _check_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
         raise ImportError(
             "executor: 'ray' needs the package ray, which is not installed. Install it: pip install 'looplab[cluster]'"
-        ) from error
+        )
+
+
+def _import_ray() -> Any:
+    import ray
+
     return ray
 
 

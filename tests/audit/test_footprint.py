@@ -1,15 +1,19 @@
 """What an audit says it needs is what it takes."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from looplab.audit import bootstrap
 from looplab.audit.case import MODEL
 from looplab.audit.config import AuditConfig
 from looplab.audit.footprint import footprint
 from looplab.audit.protocol import plan_audit
+from looplab.journal import Journal
+from looplab.training.live_bytes import LiveBytes
 from tiny import LetterTokenizer, Mixing, letters
 
 CONFIG = AuditConfig(replicates=1000, grid=(1, 2), controls=())
@@ -24,6 +28,7 @@ def test_every_term_is_counted():
     case = case_of(batch_tokens=400)
     size = footprint(case)
     width, vocabulary = 12, 8  # of Mixing
+    schedules = len(case.subject.words)
     shards = [s for split in ("calibration", "evaluation") for s in case.shards(split).values()]
     positions = max(shard.batch.tokens.numel() for shard in shards)
     scored = max(len(shard.batch.place) for shard in case.shards("evaluation").values())
@@ -35,9 +40,14 @@ def test_every_term_is_counted():
     assert size.statistics == len(case.subject.words) * 3 * 1000 * 8
     tokens = max(case.domain.calibration.tokens, case.domain.evaluation.tokens)
     assert size.logits == 3 * 4 * vocabulary * tokens
+    assert size.refits == min(24 * 2**20, 8 * 20 * 206 * case.domain.calibration.tokens)
+    vectors = schedules * 2 * 4 + 12 * 8  # hidden states and states, and the copies in float64
+    assert size.geometry == int(case.sample.sum()) * width * vectors
     assert size.weights == sum(p.numel() * 4 for p in case.subject.runner.model.parameters())
     launch = size.context + (size.live_states + 1) * size.state + size.updates
-    assert size.memory == size.weights + size.logits + max(launch + size.spool, size.fit, size.statistics)
+    before = size.logits + size.refits + max(launch + size.spool, size.fit, size.statistics)
+    assert size.memory == size.weights + before
+    assert dataclasses.replace(size, geometry=2 * before).memory == size.weights + 2 * before
     assert size.least < size.memory
 
 
@@ -48,6 +58,21 @@ def test_a_smaller_batch_or_spool_needs_less():
     spilled = footprint(case_of(batch_tokens=4000), spool_bytes=1000)
     assert spilled.memory < large.memory
     assert spilled.disk == large.disk + large.spool
+
+
+@pytest.mark.slow
+def test_no_more_tensors_are_alive_than_was_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(bootstrap, "EXACT_ONLY", 3)  # of 200 refits each, the audit of a second takes a minute
+    few = {"documents": 20, "calibration_documents": 10}
+    config = dataclasses.replace(CONFIG, grid=(1,), probes=("temperature",), **few)
+    plan = plan_audit(Mixing().eval(), letters(60), config, tokenizer=LetterTokenizer(), batch_tokens=400)
+    case = plan.cases[MODEL, "text"]
+    size = footprint(case)
+    refits = 8 * 20 * (3 + 5 + 1) * case.domain.calibration.tokens
+    said = dataclasses.replace(size, refits=refits).memory - size.weights
+    with LiveBytes() as live:
+        plan.measure(Journal(tmp_path)).result()
+    assert 0.3 * said < live.most <= said
 
 
 SCRIPT = """

@@ -9,7 +9,7 @@ from looplab import cli
 from looplab.cli import COMMANDS, GROUPS, exit_codes, main
 from source import SRC
 
-NOT_COMMANDS = {"__init__", "__main__", "checkpoint", "device", "exit_codes", "kv_rule", "torchrun"}
+NOT_COMMANDS = {"__init__", "__main__", "checkpoint", "device", "engine_options", "exit_codes", "kv_rule", "torchrun"}
 
 
 def test_the_table_and_the_folder_agree():

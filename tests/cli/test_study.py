@@ -1,9 +1,14 @@
+import dataclasses
+import errno
 import fcntl
+import sys
 
 import pytest
 
 from looplab.cli import exit_codes, main
+from looplab.executors import WorkerDied
 from looplab.studies.base import STUDIES
+from looplab.studies.matching import StudyError
 
 
 def test_help_says_what_a_study_is_and_which_words_there_are(capsys):
@@ -104,9 +109,10 @@ def test_few_seeds_are_noticed(tmp_path, capsys):
 
 def test_all_runs_every_study(tmp_path, capsys, monkeypatch):
     from looplab.cli import study as command
+    from report.test_study import planted
 
-    ran = []
-    monkeypatch.setattr(command, "run_study", lambda study, *given, **more: ran.append(study.name) or "result")
+    ran, result = [], planted()
+    monkeypatch.setattr(command, "run_study", lambda study, *given, **more: ran.append(study.name) or result)
     assert main(["study", "all", "--scale", "smoke", "--quiet", "--out", str(tmp_path)]) == exit_codes.DONE
     assert sorted(ran) == sorted(STUDIES)
 
@@ -176,4 +182,54 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(command, "run_study", interrupt)
     assert main(["study", "dcp", "--out", str(tmp_path)]) == exit_codes.INTERRUPTED
-    assert "The same command goes on with what is missing." in capsys.readouterr().err
+    assert "The same command goes on with what is missing." in (said := capsys.readouterr().err)
+    assert f"Go on with: looplab study dcp --scale cpu --out {tmp_path}\n" in said
+
+
+def test_a_worker_that_dies_and_a_full_disk_leave_the_command_that_goes_on(tmp_path, capsys, monkeypatch):
+    from looplab.cli import study as command
+
+    def run(error):
+        def fail(*args, **more):
+            raise error
+
+        monkeypatch.setattr(command, "run_study", fail)
+        return main(["study", "dcp", "--out", str(tmp_path)])
+
+    assert run(WorkerDied("text-core: its worker died 3 times")) == exit_codes.UNEXPECTED
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "study: text-core: its worker died 3 times"
+    assert second == f"Finished arms are safe. Go on with: looplab study dcp --scale cpu --out {tmp_path}"
+    with pytest.raises(OSError, match="No space left"):
+        run(OSError(errno.ENOSPC, "No space left on device"))
+    assert f"Go on with: looplab study dcp --scale cpu --out {tmp_path}\n" in capsys.readouterr().err
+
+
+def test_where_no_model_is_left_the_code_is_3(tmp_path, monkeypatch):
+    from looplab.cli import study as command
+    from report.test_study import planted
+
+    result = planted()
+    lost = [dataclasses.replace(arm, facts={"refused": "no such folder"}) for arm in result.arms]
+    for arms, code in ((lost, exit_codes.MODEL), ((*lost[1:], result.arms[0]), exit_codes.DONE)):
+        found = dataclasses.replace(result, arms=tuple(arms))
+        monkeypatch.setattr(command, "run_study", lambda *args, found=found, **more: found)
+        assert main(["study", "dcp", "--out", str(tmp_path)]) == code
+
+
+def test_without_ray_the_error_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["study", "dcp", "--executor", "ray", "--out", str(tmp_path)]) == exit_codes.USAGE
+    assert "pip install 'looplab[cluster]'" in capsys.readouterr().err
+
+
+def test_arms_that_differ_in_more_than_is_declared_are_code_4(tmp_path, capsys, monkeypatch):
+    from looplab.cli import study as command
+
+    def differ(*given, **more):
+        raise StudyError("dcp: arms a and b differ in lr (1, 2), not declared.")
+
+    monkeypatch.setattr(command, "study_arms", differ)
+    for words in (["--arms", "text-core"], []):
+        assert main(["study", "dcp", *words, "--out", str(tmp_path)]) == exit_codes.DATA
+        assert capsys.readouterr().err == "study: dcp: arms a and b differ in lr (1, 2), not declared.\n"

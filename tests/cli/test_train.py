@@ -197,6 +197,13 @@ def test_data_that_cannot_be_used_is_named(tiny, tmp_path, capsys, file, content
     assert re.search(message, line)
 
 
+def test_lines_that_are_left_out_are_counted(tiny, tmp_path, capsys):
+    (tmp_path / "data.jsonl").write_text('{"text": "so many words, and more"}\n{"body": "b"}\n3\n')
+    words = ["--data.sources", str(tmp_path / "data.jsonl"), "--data.on-bad-line", "skip", "--steps", "1"]
+    assert main([*tiny, *words]) == exit_codes.DONE
+    assert "2 lines of the data left out (on_bad_line='skip').\n" in capsys.readouterr().err
+
+
 def test_a_run_that_diverges_ends_with_a_line(tiny, capsys):
     words = ["--optimizer.lr", "1e30", "--clip-norm", "None", "--steps", "6", "--schedule.warmup-steps", "0"]
     code, line = refused([*tiny, *words], capsys)

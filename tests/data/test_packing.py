@@ -180,6 +180,7 @@ def test_files_of_all_kinds_follow_each_other(tmp_path, monkeypatch):
     )
     assert from_dict(PackedText, json.loads(json.dumps(to_dict(config)))) == config
     data = load_packed(config, seed=0, vocab_size=259)
+    assert data.skipped == 1
     row = data.batch(0)
     assert sorted([*row.tokens[0].tolist(), row.labels[0, -1].item()]) == sorted([*b"textline", EOS, EOS])
 

@@ -9,6 +9,7 @@ from looplab._config import from_dict, to_dict
 from looplab.nn.embedding import Head, TokenEmbedding
 from looplab.nn.linear import Init
 from looplab.nn.rope import Learned
+from looplab.training.live_bytes import LiveBytes
 from tolerances import BLOCKS, EXACT
 
 
@@ -63,6 +64,14 @@ def test_a_tied_head_sends_its_gradient_to_the_embedding_and_none_to_padding_row
     ends.head(torch.randn(1, 3, 4)).sum().backward()
     assert (ends.embed.weight.grad[:7].abs().sum(1) > 0).all()
     assert torch.equal(ends.embed.weight.grad[7:], torch.zeros(3, 4))
+
+
+def test_a_matrix_without_padding_rows_gets_its_gradient_once():
+    embed = TokenEmbedding(1000, 4, init=INIT)
+    head = Head(tied=True).build(4, vocab=1000, embedding=embed, init=INIT)
+    with LiveBytes([embed.weight]) as live:
+        head(torch.randn(1, 1, 4)).sum().backward()
+    assert embed.weight.nbytes < live.most < 2 * embed.weight.nbytes
 
 
 def test_an_untied_head_has_its_own_matrix():

@@ -239,3 +239,35 @@ def pre_loop_gate(states, embeds, teacher, weight, bias, labels):
         apart = mean(abs(x - y) for x, y in zip(cumulated(law), cumulated([math.exp(p) for p in own]), strict=True))
         total.append(distance + apart)
     return mean(total)
+
+
+def threshold_gate(states, weight, bias, threshold, shift):
+    """Gates under the rule |s_t - s_{t-1}| / |s_t| < threshold, every position scored.
+
+    `states`: "steps + 1, rows, tokens, dim", from before the loop on. `shift`: steps ahead; None: not in the loop.
+    """
+    losses = []
+    for r, row in enumerate(states[0]):
+        for i in range(len(row)):
+            run = [state[r][i] for state in states]
+            scores = []
+            for before, now in zip(run, run[1:], strict=False):
+                moved = math.sqrt(sum((a - b) ** 2 for a, b in zip(now, before, strict=True)))
+                scores.append(math.log(moved / math.sqrt(sum(a * a for a in now))))
+            steps = len(scores)
+            if shift is None:
+                depth = next((t for t in range(1, steps) if scores[t - 1] < math.log(threshold)), steps)
+                logits = [_dot(line, run[0]) + b for line, b in zip(weight, bias, strict=True)]
+                total = math.log(sum(math.exp(z) for z in logits))
+                law = [math.exp(z - total) for z in logits]
+                apart = sum(abs(sum(law[:t]) - (t >= depth)) for t in range(1, steps + 1)) / steps
+                losses.append(-math.log(law[depth - 1]) + apart)
+                continue
+            for t in range(1, steps - shift):
+                error = abs(_dot(weight[0], run[t]) + bias[0] - scores[t + shift - 1])
+                losses.append(error * error / 2 if error < 1 else error - 0.5)
+    return sum(losses) / len(losses)
+
+
+def _dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))

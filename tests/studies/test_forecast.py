@@ -1,8 +1,9 @@
 import pytest
 
+from looplab._config import config_hash
 from looplab.studies import forecast
 from looplab.studies.base import STUDIES
-from looplab.studies.forecast import Cost, forecaster, missing, probe
+from looplab.studies.forecast import RECORD, RUNS, Cost, forecaster, missing, probe
 
 
 def test_a_probe_is_two_steps_of_the_recipe_times_what_is_left():
@@ -42,3 +43,9 @@ def test_what_is_missing_is_counted_arm_by_arm(planted, tmp_path, monkeypatch):
     assert (found["add"].applications, found["add"].flops, found["add"].seconds) == (30.0, 300.0, 180.0)
     assert found["add"].memory == "3.1 MB"
     assert len(planted) == 2
+    trained = next(arm for arm in arms if arm.folder == "main-1")
+    record = tmp_path / RUNS / config_hash(trained.source) / RECORD
+    record.parent.mkdir(parents=True)
+    record.touch()  # its run is finished, its measures are not
+    main = next(each for each in missing(study, arms, tmp_path, tmp_path, "p") if each.name == "main")
+    assert (main.jobs, main.trained, main.applications, main.flops, main.seconds) == (2, 1, 10.0, 100.0, 60.0)

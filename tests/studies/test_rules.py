@@ -88,6 +88,14 @@ def test_many_documents_do_not_hide_a_spread_of_seeds():
     assert (found.low90, found.high90) == pytest.approx((0.1 - half90, 0.1 + half90))
 
 
+def test_seeds_and_documents_add_in_squares_on_each_side():
+    found = rules.over_seeds([interval(x - 0.3, x + 0.4) for x in (0.0, 0.1, 0.2)])
+    half = 4.302652729911275 * 0.1 / math.sqrt(3)
+    low, high = found.value - found.low, found.high - found.value
+    assert found.value == pytest.approx(0.1 + 0.05)  # the middle of every interval
+    assert (low, high) == pytest.approx((math.hypot(0.35, half), math.hypot(0.35, half)))
+
+
 @pytest.mark.parametrize("seeds", [3, 10])
 def test_a_true_null_is_rarely_supported_and_the_truth_is_covered(seeds):
     """1,000 synthetic studies: no effect, seeds spread by 1, documents by 0.3."""

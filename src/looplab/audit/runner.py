@@ -4,7 +4,6 @@ Runs without gradient and without a cache, on the model's device; what is kept l
 document, so the first positions of a document start the same whatever its length, its row or its neighbours.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from looplab._types import Bool, Float, Int
+from looplab.models.folder import weight_hash as weight_hash  # where tensors are; results name it from here
 from looplab.recurrence.ledger import Ledger
 from looplab.recurrence.plan import Application
 from looplab.recurrence.state import standard_noise
@@ -100,12 +100,3 @@ class Runner:
         """Logits on the CPU of hidden states in any dtype; differentiable in `hidden`."""
         row = hidden.to(self.weights.device, self.weights.dtype)[None]  # the contract's head takes rows of tokens
         return self.model.head(row).squeeze(0).cpu()  # whose backward copies nothing, unlike that of [0]
-
-
-def weight_hash(model: Any) -> str:
-    """Hex digest over names, shapes, dtypes and values of all parameters and buffers."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

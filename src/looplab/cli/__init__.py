@@ -28,11 +28,17 @@ COMMANDS = {
     "eval": Command("answer", "run tasks of lm-eval at several depths", "looplab.cli.eval"),
     "study": Command("answer", "rerun a published claim set, with a word for every claim", "looplab.cli.study"),
     "claims": Command("answer", "merge the claims of all studies into one table", "looplab.cli.claims"),
+    "reuse": Command("answer", "say whether early exits harm later tokens", "looplab.cli.reuse"),
     "train": Command("make", "train a model by a recipe", "looplab.cli.train"),
     "sweep": Command("make", "train many runs of one recipe, and put them into one table", "looplab.cli.sweep"),
+    "gate": Command("make", "train gates that know early when a token stops", "looplab.cli.gate"),
     "retrofit": Command("make", "make a looped model out of layers of a dense one", "looplab.cli.retrofit"),
     "export": Command("make", "write a model in the format of a published family", "looplab.cli.export"),
     "convert": Command("make", "turn a released pickle of tensors into safetensors", "looplab.cli.convert"),
+    "generate": Command("use", "let a model go on with a text, at any depth", "looplab.cli.generate"),
+    "serve": Command("use", "answer requests over HTTP, as the OpenAI API does", "looplab.cli.serve"),
+    "bench": Command("look", "run a benchmark of a checkout", "looplab.cli.bench"),
+    "batch": Command("use", "answer a file of requests", "looplab.cli.batch"),
     "task": Command("look", "print problems of a task with their answers", "looplab.cli.task"),
     "list": Command("look", "list models, presets, recipes and built-in checkpoints", "looplab.cli.list"),
     "describe": Command("look", "describe one model: plan, parameters, FLOPs, KV bytes", "looplab.cli.describe"),
@@ -41,6 +47,7 @@ COMMANDS = {
 GROUPS = {
     "answer": "Answer a question about a model",
     "make": "Make a model",
+    "use": "Use a model",
     "look": "Look around",
 }
 EXAMPLES = (

@@ -19,7 +19,7 @@ from looplab.cli import exit_codes
 from looplab.cli.audit import Repeated, named_paths
 from looplab.cli.exit_codes import UserError, user_error
 from looplab.data.documents import DataError
-from looplab.executors import WorkerDied
+from looplab.executors import WorkerDied, executor
 from looplab.records import Claim, StudyResult
 from looplab.report.study import PAGE
 from looplab.studies.base import SMOKE, STUDIES, Study
@@ -182,13 +182,13 @@ def _one(study: Study, options: Options, deadline: float | None) -> int:
     if options.full and not study.further(options.scale, 1):
         raise UserError(f"study: {study.name} has no further arms, so --full must be left out.", exit_codes.USAGE)
     seeds = _seeds(study, options)
-    choice = _choice(study, options, seeds, deadline)
     again = command(study, options.scale, seeds, full=options.full) + f" --out {options.out}"
     with (
         user_error(exit_codes.BUSY, (FolderError,)),
         user_error(exit_codes.DATA, (DataError, CheckpointError, NonFiniteError, RowsError, StudyError)),
         user_error(exit_codes.SELF_TEST, (SelfTestError,)),
     ):
+        choice = _choice(study, options, seeds, deadline)
         if options.dry_run:
             print("\n".join(_dry(study, options, seeds)))
             return exit_codes.DONE
@@ -223,7 +223,8 @@ def _one(study: Study, options: Options, deadline: float | None) -> int:
             raise
     print(result)
     print(f"\nReport: {study_folder(options.out, study, options.scale, full=options.full) / PAGE}")
-    return exit_codes.DONE
+    refused = [arm for arm in result.arms if "refused" in arm.facts]
+    return exit_codes.MODEL if refused and len(refused) == len(result.arms) else exit_codes.DONE
 
 
 def _dry(study: Study, options: Options, seeds: tuple[int, ...]) -> list[str]:
@@ -256,7 +257,8 @@ def _check(options: Options) -> None:
         raise UserError("study: scale gpu needs a CUDA device. Found cpu. Use --scale cpu.", exit_codes.USAGE)
     if options.minutes is not None and not options.minutes > 0:
         raise UserError(f"study: --minutes must be above 0. Got {options.minutes:g}.", exit_codes.USAGE)
-    _workers(options)
+    with user_error(exit_codes.USAGE, (ImportError,)):
+        executor(options.executor, workers=_workers(options))  # refuses what is not installed
 
 
 def _study(options: Options) -> Study:

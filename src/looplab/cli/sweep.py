@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
     _check_out(options)
     paths = table_paths(configs, asked)
     labels = [label(config, paths) for config in configs]
-    with user_error(exit_codes.USAGE, (ValueError,)):
+    with user_error(exit_codes.USAGE, (ValueError, ImportError)):
         pool = sweep_pool(
             options.executor,
             configs,

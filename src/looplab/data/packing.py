@@ -145,6 +145,7 @@ class PackedLoader:
         num_tokens: Tokens of one epoch, the eos of every document included.
         num_bytes: UTF-8 bytes of all texts and prompts. Bits per byte = loss in bits * num_tokens / num_bytes.
         hash: The batches' `data_hash`.
+        skipped: Lines of the sources that were left out under `on_bad_line="skip"`.
     """
 
     def __init__(
@@ -171,6 +172,7 @@ class PackedLoader:
         self._tokens, self._begins, self._prompts = _tokenised(documents, tokenizer, tokenizer.eos)
         self._epochs: dict[int, _Epoch] = {}
         self.num_tokens = int(self._begins[-1])
+        self.skipped = sum(source.skipped for source in sources)
         self.num_bytes = sum(len(d.text.encode()) + len(d.prompt.encode()) for d in documents)
         self.hash = _joined_hash([*(s.hash for s in self._sources), tokenizer.hash])
         self._check_vocabulary(vocab_size)

@@ -106,6 +106,10 @@ class FileTokenizer(Tokenizer):
         _check_range(ids, self)
         return self._inner.decode(list(ids), skip_special_tokens=True)
 
+    def written(self, token: int) -> str | None:
+        """A token as the vocabulary writes it, special ones included; None where no token has the id."""
+        return self._inner.id_to_token(token)
+
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         return [e.ids for e in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
 

@@ -7,6 +7,7 @@
 Nothing is unpickled, and what does not fit the model to the last tensor is refused.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -124,6 +125,15 @@ def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (name,), name)
     return {name: tensors[name] for name in first.values()}
+
+
+def weight_hash(model: Any) -> str:
+    """Hex digest over names, shapes, dtypes and values of all parameters and buffers."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

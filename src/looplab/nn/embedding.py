@@ -119,7 +119,10 @@ class HeadModule(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "*any dim"]) -> Float[Tensor, "*any vocab"]:
         """Logits of the true vocabulary, in float32 (float64 for float64 models)."""
-        logits = F.linear(hidden, self.weight[: self.columns])
+        weight = self.weight
+        if weight.shape[0] > self.columns:  # else no slice, whose backward pass holds the gradient twice
+            weight = weight[: self.columns]
+        logits = F.linear(hidden, weight)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.bias is not None:
             logits = logits + self.bias

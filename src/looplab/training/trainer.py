@@ -133,6 +133,8 @@ class Trainer:
         self.spec = replace(model.spec, trained_depth=law)
         read = self.spec.vocab[0] if self.spec.token_ids is None else self.spec.token_ids
         self.loader: Any = config.data.load(seed=config.seed, vocab_size=read)
+        if skipped := getattr(self.loader, "skipped", 0):  # text has such lines, tasks have none
+            self.display.say(f"{skipped:,} lines of the data left out (on_bad_line='skip').")
         self.held_out = _held_out(config, self.spec, self.device)
         if checkpoint is not None:
             self.loader.check(checkpoint.data)

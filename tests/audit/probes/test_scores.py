@@ -5,7 +5,9 @@ import pytest
 import torch
 
 import tolerances
+from looplab.audit.probes import stream
 from looplab.audit.probes.scores import cells_right, divergence, token_nll, token_scores
+from looplab.training.live_bytes import LiveBytes
 from reference import temperature as twin
 
 
@@ -107,6 +109,20 @@ def test_one_head_pass_serves_all_scores():
 
     token_scores(logits, head, targets, documents, beta=0.8, extra_betas=[0.5, 0.6])
     assert sum(rows) == len(logits)
+
+
+def test_many_temperatures_hold_a_piece_of_the_tokens_at_once_and_change_no_bit(monkeypatch):
+    logits, targets, documents = data(tokens=2000, vocab=2)
+    betas = np.linspace(0.5, 1.5, 20)
+
+    def scored(piece):
+        monkeypatch.setattr(stream, "PIECE_BYTES", piece)
+        with LiveBytes([logits, targets, documents]) as live:
+            return token_scores(logits, identity, targets, documents, beta=0.8, extra_betas=betas).extra, live.most
+
+    (extra, most), (same, all_at_once) = scored(2**18), scored(2**30)
+    assert (extra == same).all()
+    assert all_at_once - most > 2 * len(betas) * len(logits) * 8
 
 
 def cells(*, tokens=12, count=3, symbols=4):

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tolerances
+from looplab.audit.probes import stream
 from looplab.audit.probes.stream import LogitChunks
-from looplab.audit.probes.temperature import _Search, _taylor_root, exact_refit, fit_temperature
+from looplab.audit.probes.temperature import NUMBERS, _Search, _taylor_root, exact_refit, fit_temperature
+from looplab.training.live_bytes import LiveBytes
 from reference import temperature as twin
 
 
@@ -191,6 +193,21 @@ def test_exact_refits_weigh_documents():
         expected, least = twin.fit(logits, targets, weights=row[documents.numpy()])
         torch.testing.assert_close(beta, expected, **tolerances.TEMPERATURE)
         torch.testing.assert_close(loss, least, **tolerances.TEMPERATURE_LOSS)
+
+
+def test_many_refits_hold_a_piece_of_their_tokens_at_once_and_change_no_bit(monkeypatch):
+    logits, targets = sampled(1.6, tokens=1000)
+    documents, weights = torch.arange(1000) // 100, np.random.default_rng(0).multinomial(10, [0.1] * 10, size=8)
+
+    def refitted(piece):
+        monkeypatch.setattr(stream, "PIECE_BYTES", piece)
+        with LiveBytes([logits, targets, documents]) as live:
+            return *exact_refit([logits], targets, documents)(weights.astype(float), np.ones(8)), live.most
+
+    (betas, losses, most), (same, equal, all_at_once) = refitted(2**19), refitted(2**30)
+    assert (betas == same).all() and (losses == equal).all()
+    assert most <= 1.2 * 2**19
+    assert 0.8 < all_at_once / (9 * 1000 * NUMBERS * 8) <= 1.0
 
 
 def test_refits_that_reach_a_boundary_end_there():

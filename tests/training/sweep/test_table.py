@@ -94,9 +94,10 @@ def test_a_setting_without_all_its_runs_is_not_the_best(tmp_path):
     assert table.best().values == {"optimizer.lr": 0.1} and table.best().mean == 2.25
 
 
-def test_losses_of_different_data_are_not_compared(tmp_path):
+@pytest.mark.parametrize("what", ["loss_split", "tokenizer"])
+def test_losses_of_different_data_are_not_compared(tmp_path, what):
     runs = planted(tmp_path)
-    other = dataclasses.replace(runs[1], record=dataclasses.replace(runs[1].record, loss_split="zz"))
+    other = dataclasses.replace(runs[1], record=dataclasses.replace(runs[1].record, **{what: "zz"}))
     table = sweep_table([runs[0], other, *runs[2:]])
     assert not table.comparable and table.best() is None
     assert "do not compare" in str(table)

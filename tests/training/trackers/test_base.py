@@ -15,7 +15,7 @@ from training.trackers.recorded import logged, register
 
 
 def test_an_interrupted_run_goes_on_as_the_same_run_of_the_tracker(tmp_path, monkeypatch):
-    config, run = tiny_run(tmp_path, log_every=2), tmp_path / "run"
+    config, run = tiny_run(tmp_path, log_every=2, steps=7), tmp_path / "run"
     told = register(monkeypatch)
     with locked(run), claimed(run, config):
         trainer = Trainer(config, run, track=["kept"])
@@ -30,16 +30,16 @@ def test_an_interrupted_run_goes_on_as_the_same_run_of_the_tracker(tmp_path, mon
     assert (first.step, second.step) == (0, 3)
     assert first.id == second.id == json.loads((run / IDENTITY).read_text())["id"]
     assert first.name == second.name == f"run-{first.id}"
-    assert first.project == "tiny" and first.config["steps"] == 6
+    assert first.project == "tiny" and first.config["steps"] == 7
     assert told[-1] == ("close", None)
     one, two = logged(told[:before]), logged(told[before:])
     assert [step for step, _ in one] == [2, 4]
-    assert [step for step, _ in two] == [4, 6, 6]  # the last step, and its evaluation
+    assert [step for step, _ in two] == [4, 6, 6, 7, 7]  # evaluations, and the last step
     same = ("train/loss", "train/T", "train/parts/ce", "train/ledger/flops_forward")
     assert {name: one[1][1][name] for name in same} == {name: two[0][1][name] for name in same}
     line = metrics(run, "train")[-1]
-    assert two[1][1]["train/loss"] == line["loss"]
-    assert two[2][1]["eval/losses/4"] == metrics(run, "eval")[-1]["losses"]["4"]
+    assert two[3][1]["train/loss"] == line["loss"]
+    assert two[4][1]["eval/losses/4"] == metrics(run, "eval")[-1]["losses"]["4"]
 
 
 @pytest.mark.parametrize("fails", ["start", "log", "close"])

@@ -20,8 +20,11 @@ from torch import Tensor
 
 from looplab._types import Bool, Float, Int, Integer
 from looplab.audit.bootstrap import DocumentSums
-from looplab.audit.probes.stream import LOGIT_BYTES, Head, LogitChunks, tilted_moments
+from looplab.audit.probes.stream import LOGIT_BYTES, Head, LogitChunks, rows_at_once, tilted_moments
 from looplab.audit.probes.temperature import chosen_logit, token_derivatives
+
+_NUMBERS = 4
+"""Numbers per token and further beta that are alive at once."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,9 +93,11 @@ def token_scores(
         rows.append(tuple(row.cpu() for row in (*raw, *tempered, right, *_squares(logits))))
         sums.index_add_(1, owners[part], token_derivatives(moments[1:, :4], chosen, [beta])[0].cpu())
         if len(extra_betas):
-            _, scale = tilted_moments(logits, list(extra_betas), order=0)
-            losses = torch.log(scale[:, 0]) - torch.tensor(list(extra_betas)).double()[:, None].to(chosen) * chosen
-            extra.index_add_(1, owners[part], losses.cpu())
+            tilts = torch.tensor(list(extra_betas)).double()[:, None].to(chosen)
+            at_once = rows_at_once(len(extra_betas), _NUMBERS)
+            for own, piece, owner in zip(*(t.split(at_once) for t in (chosen, logits, owners[part])), strict=True):
+                _, scale = tilted_moments(piece, list(extra_betas), order=0)
+                extra.index_add_(1, owner, (torch.log(scale[:, 0]) - tilts * own).cpu())
     columns = [torch.cat(column).view(-1, cells) for column in zip(*rows, strict=True)]
     cells_right = columns[10].sum(dim=1).numpy()
     loss, first, second, third = sums.numpy()

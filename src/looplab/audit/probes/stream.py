@@ -21,7 +21,8 @@ from looplab._types import Float, Int
 LOGIT_BYTES = 256 * 2**20
 """Largest size of logits held at once."""
 VOCAB_BLOCK = 65_536
-_PIECE_BYTES = 24 * 2**20
+PIECE_BYTES = 24 * 2**20
+"""Size of a chunk of logits, and of what is made of a piece of it for many betas."""
 _BLOCK_ELEMENTS = 2**18
 
 Head = Callable[[Tensor], Tensor]
@@ -65,7 +66,12 @@ def chunk_rows(logits: Float[Tensor, "tokens vocab"], logit_bytes: int, *, copie
             f"probes: logit_bytes must be at least {copies * row}, {copies} rows of {logits.shape[1]} logits. "
             f"Got {logit_bytes}. Raise it; a head makes whole rows."
         )
-    return max(1, min(logit_bytes // copies, _PIECE_BYTES) // row)
+    return max(1, min(logit_bytes // copies, PIECE_BYTES) // row)
+
+
+def rows_at_once(betas: int, numbers: int) -> int:
+    """Rows of which `numbers` float64 numbers at each of so many betas are held at once."""
+    return max(1, PIECE_BYTES // (8 * numbers * betas))
 
 
 def leading_tokens(documents: Int[Tensor, " tokens"], limit: int) -> int:

@@ -29,10 +29,12 @@ from torch import Tensor
 
 from looplab._types import Float, Int
 from looplab.audit.bootstrap import DocumentSums, ExactRefit
-from looplab.audit.probes.stream import VOCAB_BLOCK, LogitChunks, tilted_moments
+from looplab.audit.probes.stream import VOCAB_BLOCK, LogitChunks, rows_at_once, tilted_moments
 
 MAX_BETA = 1000.0
 MAX_PASSES = 100
+NUMBERS = 20
+"""Numbers per token and beta that are alive at once: five moments, five derivatives, and what lies between."""
 _BRACKET = 1e-12
 _OPEN = np.empty((5, 0))
 _THIN = 8
@@ -247,14 +249,15 @@ class _Stream:
         gap = torch.zeros(self.num_documents, dtype=torch.float64)
         start = 0
         for logits in self.chunks:
-            part = slice(start, start + len(logits))
-            start = part.stop
             if self.passes == 0:
-                _check(logits, self.targets[part])
-            maxima, moments = tilted_moments(logits, betas, order=4, vocab_block=self.vocab_block)
-            chosen = chosen_logit(logits, maxima, self.targets[part])
-            total.index_add_(2, self.documents[part], token_derivatives(moments, chosen, betas).cpu())
-            gap.index_add_(0, self.documents[part], -chosen.cpu())
+                _check(logits, self.targets[start : start + len(logits)])
+            for piece in logits.split(rows_at_once(len(betas), NUMBERS)):
+                part = slice(start, start + len(piece))
+                start = part.stop
+                maxima, moments = tilted_moments(piece, betas, order=4, vocab_block=self.vocab_block)
+                chosen = chosen_logit(piece, maxima, self.targets[part])
+                total.index_add_(2, self.documents[part], token_derivatives(moments, chosen, betas).cpu())
+                gap.index_add_(0, self.documents[part], -chosen.cpu())
             self.tolerance = max(self._least_tolerance, 1e-10 if logits.dtype == torch.float64 else 1e-6)
         if not torch.isfinite(total).all():
             raise ValueError(

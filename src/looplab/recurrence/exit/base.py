@@ -39,6 +39,8 @@ class Seen(NamedTuple):
     """`model.halt(state)`, where the rule asks for it."""
     logits: Float[Tensor, "batch seq cells symbols"] | None = None
     """Readout of the state, where the rule asks for it; one cell where a position is one token."""
+    context: Float[Tensor, "batch seq width"] | None = None
+    """Output of the prelude, where the rule asks for it."""
 
 
 class Nothing(NamedTuple):
@@ -58,6 +60,8 @@ class ExitRule(ABC):
     """Whether it needs the model's trained stopping score."""
     reads_logits: ClassVar[bool] = False
     """Whether it needs coda and head after every step."""
+    reads_context: ClassVar[bool] = False
+    """Whether it needs what the prelude made of the token."""
 
     def __post_init__(self) -> None:
         if isinstance(self.min_steps, bool) or not isinstance(self.min_steps, int) or self.min_steps < 1:

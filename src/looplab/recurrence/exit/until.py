@@ -124,7 +124,9 @@ def _run(
             now = readout.peek(state, rows) if rule.reads_logits else None
             logits = None if now is None else readout.cells(now, rows)
             age = torch.full(shape[:1], step, device=device)
-            wants, memory = rule.stops(memory, Seen(age, readable(spec, state, shape[1]), score, logits), last)
+            context = readout.context.embeds if rule.reads_context else None
+            seen = Seen(age, readable(spec, state, shape[1]), score, logits, context)
+            wants, memory = rule.stops(memory, seen, last)
             stop = running & (wants if padding is None else wants | padding)
         if cache is None and bool(stop.any()):
             now = readout.hidden(state) if now is None else now

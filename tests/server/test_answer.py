@@ -1,0 +1,30 @@
+"""The last chunk of a stream carries the usage, however events and reads fall together."""
+
+import pytest
+
+from looplab.engine.request import ChoiceEnded, RequestEnded, TokenSaid
+from looplab.server.answer import Answer, Header
+from looplab.server.ask import Sizes, prepare
+from looplab.server.schema import completion_ask
+from server.live import byte_tokenizer
+from server.scripted_engine import Open, ScriptedEngine
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_the_end_of_the_last_choice_waits_for_the_usage(include):
+    tokenizer = byte_tokenizer()
+    body = {"prompt": "a", "stream": True, "stream_options": {"include_usage": include}}
+    sizes = Sizes(context=64, pages=8, page_tokens=16)
+    work = prepare(completion_ask(body, max_prompts=1), tokenizer, None, sizes, name="r")
+    answer = Answer(work, Header(id="r", created=0, model="m", fingerprint="f"), tokenizer, [5])
+    answer.take(0, TokenSaid(choice=0, token=98, text="b", steps=1))
+    answer.take(0, ChoiceEnded(choice=0, reason="stop", text="c"))
+    (chunk,) = answer.chunks()
+    assert chunk["choices"][0]["text"] == "bc"
+    assert chunk["choices"][0]["finish_reason"] == ("stop" if include else None)
+    one = Open(work.requests[0], 5, None, tokenizer)
+    one.counts = [1]
+    answer.take(0, RequestEnded(usage=ScriptedEngine(tokenizer, None).usage(one)))
+    (last,) = answer.chunks()
+    assert last["usage"]["completion_tokens"] == 1
+    assert last["choices"] == [] if include else last["choices"][0]["finish_reason"] == "stop"
