@@ -17,7 +17,9 @@ def write(path, *bodies):
 
 
 def run(*words, code=exit_codes.DONE):
-    assert main(["batch", "text-core", *map(str, words), "--num-pages", "64", "--quiet"]) == code
+    assert (
+        main(["batch", "text-core", *map(str, words), "--num-pages", "64", "--min-coda-rows", "1", "--quiet"]) == code
+    )
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def test_tables_show_what_json_says(capsys, monkeypatch):
         (
             ["tiny-blokcs"],
             exit_codes.MODEL,
-            "Got 'tiny-blokcs'. Did you mean 'tiny-blocks'? Built in: par-indexed, par-swaps, ",
+            "Got 'tiny-blokcs'. Did you mean 'tiny-blocks'? Built in: demo, par-indexed, par-swaps, ",
         ),
     ],
 )

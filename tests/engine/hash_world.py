@@ -109,7 +109,8 @@ class World:
             seed=seed,
             choice=choice,
         )
-        return list(zip(tokens, [prefill_steps, *map(sum, depths)][: len(tokens)], strict=True))
+        first = sum(min(prefill_steps, most) for most in self.runner.facts.max_steps)
+        return list(zip(tokens, [first, *map(sum, depths)][: len(tokens)], strict=True))
 
     def tick(self):
         self.runner.now += 1

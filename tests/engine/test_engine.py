@@ -69,6 +69,18 @@ def test_greedy_answers_are_those_of_full_recomputation(name):
     assert engine.stats().active_pages == 0
 
 
+def test_a_first_token_counts_the_steps_of_all_blocks():
+    (one,) = engine_of("tiny-blocks").generate([PROMPTS[0]], GREEDY)
+    assert one.depths == (8,) * 5
+
+
+def test_a_model_that_the_transformers_library_runs_is_refused():
+    model = model_of("tiny-dense")
+    model.ragged_cache = False
+    with pytest.raises(ValueError, match="is run by the transformers library.*Serve another model"):
+        Engine(model, Characters(), EngineConfig(num_pages=8))
+
+
 def test_requests_of_different_depths_share_launches():
     engine = engine_of("tiny-core", launch_rows=8)
     handles = [

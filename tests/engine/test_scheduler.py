@@ -10,6 +10,7 @@ import pytest
 from engine.hash_runner import HashRunner
 from engine.hash_world import World
 from looplab.engine.config import EngineConfig
+from looplab.engine.lives import _reluctance
 from looplab.engine.reports import Finished
 from looplab.engine.request import ChoiceEnded, DepthParams, PromptRead, RefusedError, Request, RequestFailed, TokenSaid
 from looplab.engine.scheduler import EngineStall, Scheduler
@@ -128,6 +129,14 @@ def test_a_wave_takes_no_one_in_until_all_its_rows_are_read_out():
         if before.stage == after.stage == "core":
             assert set(after.seats) <= set(before.seats) and set(after.iterations) == {before.iterations[0] + 1}
     assert made.scheduler.stats().refills == 0
+
+
+def test_a_wave_wider_than_a_launch_is_read_out_whole_before_the_next():
+    made = world(refill=False, launch_rows=2, max_resident=4)
+    for number in range(4):
+        made.submit([number], limit=3, **SHALLOW)
+    made.drain()
+    assert stages(made) == ["prefill", *["core", "core", "coda", "coda"] * 2]
 
 
 def test_a_whole_plan_runs_in_one_launch():
@@ -338,7 +347,14 @@ def famine(*requests, **sizes):
     """Texts that need 7 pages each, where there are 8 but for the sink; the first is admitted alone."""
     made, made.given_up = world(pages=9, max_resident=4, launch_rows=4, free_page_margin=0.0, **sizes), []
     put_back = made.scheduler.lives._put_back
-    made.scheduler.lives._put_back = lambda choice: (made.given_up.append(choice.group.request.id), put_back(choice))
+    made.put_back = []
+
+    def give_up(choice):
+        made.put_back.append(choice)
+        made.given_up.append(choice.group.request.id)
+        put_back(choice)
+
+    made.scheduler.lives._put_back = give_up
     for number, request in enumerate(requests or [DEEP] * 4):
         made.submit([number, 1, 2], limit=24, **request)
         if not number:
@@ -363,6 +379,13 @@ def test_pages_are_taken_from(requests, first):
     stats = made.scheduler.stats()
     assert stats.preemptions == len(made.given_up) and stats.wasted["replay"] > 0 and stats.replayed_tokens > 0
     assert set(made.over.values()) == {"finished"}
+
+
+def test_a_choice_that_was_put_back_twice_is_spared_until_it_says_something():
+    one, other = famine().put_back[:2]
+    for often, first in (((1, 2), one), ((2, 1), other)):
+        one.preempted, other.preempted = often
+        assert min(one, other, key=_reluctance) is first
 
 
 def test_pages_are_never_taken_from_the_oldest():
@@ -390,6 +413,9 @@ def test_a_choice_that_came_back_draws_nothing_twice():
     assert any(span.seats == () for span in prompts), "on the return the first token is known"
     forced = [row for call in made.runner.calls if call[0] == "coda" for row in call[1] if row.forced is not None]
     assert len(forced) == made.scheduler.stats().replayed_tokens
+    walked = [row for call in made.runner.calls if call[0] == "core" for row in call[2] if row.depths]
+    assert len(walked) == made.scheduler.stats().wasted["replay"], "recorded depths take the place of the rule"
+    assert all(choice.preempted == 0 for choice in made.put_back), "a new token ends what protects a choice"
 
 
 # What is refused.

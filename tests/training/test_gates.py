@@ -120,7 +120,7 @@ def test_a_planted_lookahead_gate_is_recovered():
     found = {(row.gate, row.threshold): row for row in rows}
     agreed = {key: row.agreement.estimate for key, row in found.items()}
     assert min(share for (gate, _), share in agreed.items() if gate == "same_step") > 0.95, agreed
-    # It cannot stop at step 1 and never hears the first score, so it differs from the teacher; but as the exact one does.
+    # It cannot stop at step 1 and never hears the first score, so it is not the teacher; nor is the exact one.
     exact = copy.deepcopy(gates["lookahead"])
     with torch.no_grad():
         exact.module.weight.copy_(wanted[None])

@@ -71,7 +71,7 @@ class Lives:
             drawn = result.drawn[index] if result.drawn else None
             if drawn is None:
                 self._end(member, "length")
-            elif not self._accept(member, drawn, group.prefill_steps):
+            elif not self._accept(member, drawn, self.facts.steps_of(group.prefill_steps)):
                 if member is choice or self.seats.fork(choice, member, len(tokens)):
                     self.begin(member, 0)
                 else:

@@ -142,7 +142,7 @@ class Profile:
     def most_steps(self, depth: DepthParams) -> int:
         """Steps of a token at full depth, over all blocks."""
         asked = depth.num_steps if depth.num_steps is not None else depth.max_steps
-        return sum(min(most, asked or most) for most in self.facts.max_steps)
+        return self.facts.steps_of(max(self.facts.max_steps) if asked is None else asked)
 
     def early(self, depth: DepthParams) -> bool:
         """Whether tokens of a request may stop early."""

@@ -100,7 +100,7 @@ class TorchRunner:
         gates: Mapping[str, ExitRule] | None = None,
     ):
         spec: LoopSpec = model.spec
-        _check_model(spec)
+        _check_model(spec, ragged_cache=model.ragged_cache)
         self.model, self.spec, self.eos = model, spec, eos
         weight = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
@@ -829,9 +829,10 @@ def _sections(spec: LoopSpec, max_steps: int | None) -> list[list[tuple[tuple[in
     return [[tuple(applications[start:end]) for start, end in zip(starts, points.values(), strict=True)]]
 
 
-def _check_model(spec: LoopSpec) -> None:
-    """Refuses models that cannot be decoded token by token."""
+def _check_model(spec: LoopSpec, *, ragged_cache: bool) -> None:
+    """Refuses models that cannot be decoded token by token, each row at its own place."""
     reasons = {
+        "is run by the transformers library, whose masks take rows of one length": not ragged_cache,
         "is not causal": not spec.causal,
         "keeps no keys and values": not spec.kv_rules,
         f"needs rows of {spec.fixed_length} tokens": spec.fixed_length is not None,

@@ -304,8 +304,7 @@ class Scheduler:
             for member in sitting[-1]:
                 member.in_flight += 1
             self.book.total["prefill_tokens"] += stop - start
-            steps = sum(min(group.prefill_steps, most) for most in self.facts.max_steps)
-            self.book.total["prefill_applications"] += (stop - start) * steps
+            self.book.total["prefill_applications"] += (stop - start) * self.facts.steps_of(group.prefill_steps)
         start_time = self.clock()
         ticket = self.runner.prefill(spans)
         tokens = sum(span.stop - span.start for span in spans)

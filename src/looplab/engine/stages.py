@@ -35,6 +35,10 @@ class Facts:
     depth_causal: bool
     """Whether iteration t reads entries written at iterations <= t only: cached pages are then exact anywhere."""
 
+    def steps_of(self, steps: int) -> int:
+        """Iterations over all blocks of a token that runs so many of each."""
+        return sum(min(steps, most) for most in self.max_steps)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:

@@ -49,6 +49,8 @@ class LoopedLM(nn.Module, ABC):
     """What a reader of results must know about how the model is run."""
     mask_token: int | None = None
     """Id that stands for a token to be predicted, of a masked model."""
+    ragged_cache: bool = True
+    """Whether rows of one launch may have pasts of different lengths, as in an engine."""
     contract_exceptions: Mapping[str, str] = {}
     """Points of the contract suite (causality, cache, padding, bfloat16) that do not hold -> why."""
     idle_parameters: Mapping[str, str] = {}

@@ -77,7 +77,7 @@ class Size:
 
 
 CPU = Size(
-    dim=96, heads=4, hidden=192, seq_len=128, text_rows=8, task_rows=24, text_steps=800, task_steps=1200,
+    dim=96, heads=4, hidden=192, seq_len=128, text_rows=8, task_rows=24, text_steps=400, task_steps=1000,
     warmup_steps=50,
 )  # fmt: skip
 SMOKE = Size(

@@ -404,7 +404,7 @@ class DepthSchedule(Study):
         "Spikes compare a step with those before it; under sampled depth these have other depths.",
         "Loss of the model at full depth; A4 is read at up to 4 applications only, and has no such loss.",
     )
-    minutes = 120
+    minutes = 60
     seeds = {SMOKE: 1, CPU: 3}  # noqa: RUF012
 
     def arms(self, scale: str, seeds: int) -> tuple[Arm, ...]:

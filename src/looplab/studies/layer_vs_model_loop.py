@@ -267,7 +267,7 @@ class LayerVsModelLoop(Study):
         f"Pointer chase: {recipes.NODES} starts a row, each labelled after 1, 2, 3 and 4 hops; answers right is the "
         "share of all of them. The form of the rows was chosen on seed 1000 of one arm (chase-model-plain-fixed).",
     )
-    minutes = 85
+    minutes = 60
     seeds = {SMOKE: 1, CPU: 3}  # noqa: RUF012
     varies = ("model", "data", "steps", "save_every", "evaluation")
 

@@ -259,7 +259,7 @@ class Stability(Study):
         "LOOM's residual scale alone stands for LOOM. Not measured: swap_s5 of 6 operations.",
         "Gradient norms are clipped at 1 in all arms, as everywhere in these recipes.",
     )
-    minutes = 90
+    minutes = 60
     seeds = {SMOKE: 1, CPU: 3}  # noqa: RUF012
     equal = ("data_order", "steps", "tokens")
 

@@ -47,6 +47,7 @@ class Adapter(LoopedLM):
     ignored: ClassVar[str] = ""
     """Pattern of stored tensors that the readout does not use."""
     reference = "through transformers"
+    ragged_cache = False  # the library makes its masks from one length
     inner: Any
     layers: list[Any]
 
