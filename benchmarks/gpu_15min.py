@@ -47,7 +47,11 @@ def parts(device: str) -> list[Part]:
             (python, *engine, "depth_mix", "--rows", "64", "--laws", "spread", "bimodal", *size),
             0.2,
         ),
-        Part("engine.rivals", (python, *engine, "rivals", "--widths", "16", "64", "--model", "loop-1024", *on), 0.15),
+        Part(
+            "engine.rivals",
+            (python, *engine, "rivals", "--widths", "16", "64", "--model", "loop-1024", *on, "--steps", "4"),
+            0.15,
+        ),
         Part("audit_walk", (python, "-m", "benchmarks.cases.audit_walk", *on), 0.08),
         Part("training_device", (python, "-m", "benchmarks.cases.training_device", *on), 0.12),
         Part("engine.width", (python, *engine, "width", "--widths", "32", "64", *size), 0.1),

@@ -13,6 +13,11 @@ from typing import Any
 import torch
 
 import looplab
+from looplab.report.latex import render
+from looplab.report.tables import Cell, Table
+
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "process": time.process_time}
+"""process: processor time of this process alone, all its threads together."""
 
 
 def paired(
@@ -39,8 +44,14 @@ def paired(
     return times
 
 
-def report(case: str, numbers: dict[str, Any], out: str | None) -> None:
-    """Prints one JSON document, and writes it under `out`."""
+def report(
+    case: str, numbers: dict[str, Any], out: str | None, detail: Callable[[str], bool] = lambda column: False
+) -> None:
+    """Prints one JSON document, and writes it under `out`, its rows as Markdown and TeX too.
+
+    Args:
+        detail: Columns that go into a second table.
+    """
     facts = {
         "case": case,
         **numbers,
@@ -54,9 +65,40 @@ def report(case: str, numbers: dict[str, Any], out: str | None) -> None:
     text = json.dumps(facts, sort_keys=True)
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
-        name = f"{case}_{facts['hardware'].replace(' ', '-').lower()}_{facts['date']}.json"
-        Path(out, name).write_text(json.dumps(facts, sort_keys=True, indent=1) + "\n")
+        path = Path(out, f"{case}_{facts['hardware'].replace(' ', '-').lower()}_{facts['date']}.json")
+        path.write_text(json.dumps(facts, sort_keys=True, indent=1) + "\n")
+        tables = _tables(facts, detail)
+        if tables:
+            path.with_suffix(".md").write_text("\n".join(markdown(one) for one in tables))
+            path.with_suffix(".tex").write_text("\n".join(render(one) for one in tables))
     print(text)
+
+
+def markdown(table: Table) -> str:
+    """A caption and a table."""
+    lines = [table.columns, ["---"] * len(table.columns), *[[cell.text for cell in row] for row in table.rows]]
+    return "\n".join([f"{table.caption}. {table.note}", "", *[f"| {' | '.join(line)} |" for line in lines], ""])
+
+
+def _tables(facts: dict[str, Any], detail: Callable[[str], bool]) -> list[Table]:
+    """The rows of a report; what is detail beside the words of a row in a second table."""
+    rows = facts.get("rows", [])
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    words = [name for name in columns if any(isinstance(row.get(name), str) for row in rows)]
+    main, rest = [name for name in columns if not detail(name)], [name for name in columns if detail(name)]
+    note = ", ".join(f"{name} {facts[name]}" for name in ("hardware", "threads", "torch", "looplab", "commit", "date"))
+    found = []
+    for caption, chosen in ((facts["case"], main), (f"{facts['case']}, counts", [*words, *rest] if rest else [])):
+        chosen = list(dict.fromkeys(chosen))
+        body = tuple(tuple(Cell(cell(row.get(name, ""))) for name in chosen) for row in rows)
+        left = tuple(i for i, name in enumerate(chosen) if name in words)
+        found += [Table(facts["case"], caption, tuple(chosen), body, note, left)] if body and chosen else []
+    return found
+
+
+def cell(value: Any) -> str:
+    """A number as tables show it."""
+    return f"{value:.3f}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
 def ratio(slow: list[float], fast: list[float]) -> dict[str, float]:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from looplab.engine.slots import rule_of
 from looplab.recurrence.exit import ReplayExit, forward_until
-from looplab.recurrence.kv import CopyLast, DepthIndexed
 from looplab.recurrence.loop import forward
 
 
@@ -19,10 +19,21 @@ class Said(NamedTuple):
     decode_seconds: float
 
 
-def run(model: Any, prompts: Sequence[Sequence[int]], depths: Sequence[Sequence[int]], steps: int) -> Said:
-    """Greedy tokens of every request; `depths` has the steps of every token after the first."""
+def run(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    depths: Sequence[Sequence[int]],
+    steps: int,
+    *,
+    kv_rule: str | None = None,
+) -> Said:
+    """Greedy tokens of every request; `depths` has the steps of every token after the first.
+
+    Args:
+        kv_rule: Command-line name; None: last_exited.
+    """
     said, prefill, decode = [], 0.0, 0.0
-    rule, spec = DepthIndexed(missing=CopyLast()), model.spec
+    rule, spec = rule_of(kv_rule or "last_exited"), model.spec
     for prompt, own in zip(prompts, depths, strict=True):
         start = time.perf_counter()
         plan = spec.plan(steps)

@@ -1,18 +1,14 @@
-"""What the scheduler itself costs: `python -m benchmarks.cases.engine_overhead`.
+"""What the scheduler itself costs: `overhead`.
 
 Microseconds of processor time per launch over a runner that computes nothing, by rows of a launch. Depths are uniform
 over four steps, and half again as many requests are resident as a launch has rows.
 """
 
-import argparse
-import os
 import random
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.cases.models import table
-from benchmarks.timing import report
 from looplab.engine.config import EngineConfig
 from looplab.engine.request import DepthParams, Request, SamplingParams
 from looplab.engine.scheduler import Scheduler
@@ -107,8 +103,8 @@ def cost(rows: int, *, steps: int, tokens: int, seed: int) -> dict[str, Any]:
     }
 
 
-def scheduler_overhead(options: Any) -> list[dict[str, Any]]:
-    """The least of five runs per width: others use the processor's caches too."""
+def overhead(options: Any) -> list[dict[str, Any]]:
+    """The scheduler alone, per launch: the least of five runs, as others use the processor's caches too."""
     found = []
     for rows in (1, 8, 16, 32, 64):
         runs = [cost(rows, steps=4, tokens=200, seed=seed) for seed in range(5)]
@@ -116,15 +112,4 @@ def scheduler_overhead(options: Any) -> list[dict[str, Any]]:
     return found
 
 
-def main() -> None:
-    """Prints the table and one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="folder for the results as JSON")
-    options = parser.parse_args()
-    rows = scheduler_overhead(options)
-    print(table(rows))
-    report("engine_overhead", {"rows": rows, "load": os.getloadavg()[0]}, options.out)
-
-
-if __name__ == "__main__":
-    main()
+CASES = {"overhead": overhead}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.cases import models_counts, models_memory, models_speed
-from benchmarks.timing import report
+from benchmarks.timing import cell, report
 
 CASES = {**models_counts.CASES, **models_memory.CASES, **models_speed.CASES}
 
@@ -41,17 +41,13 @@ def main() -> None:
 def table(rows: list[dict[str, Any]]) -> str:
     """Aligned columns, one row per line."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [columns] + [[_cell(row.get(name, "")) for name in columns] for row in rows]
+    cells = [columns] + [[cell(row.get(name, "")) for name in columns] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     lines = []
     for line in cells:
         first, *rest = (text.rjust(width) for text, width in zip(line, widths, strict=True))
         lines.append("  ".join([first.strip().ljust(widths[0]), *rest]))
     return "\n".join(lines)
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ from looplab.engine.scheduler import Scheduler
 from looplab.engine.stats import check_ledger
 from reference.hash_model import RULES, say
 
+LOOK_AHEAD = ("single", "anchor")
+"""KV rules by which an iteration reads entries of later ones."""
+
 
 def ends(token):
     """One token of 16 ends a text."""
@@ -28,13 +31,16 @@ class World:
     """Submits, cancels, lets time pass, and knows what has to come out."""
 
     def __init__(self, rule, *, chunk=8, late=False, min_steps=1, stops=True, **sizes):
-        runner_sizes = {k: sizes.pop(k) for k in ("max_steps", "pages", "delay", "whole") if k in sizes}
+        names = ("max_steps", "pages", "delay", "whole", "resumes")
+        runner_sizes = {k: sizes.pop(k) for k in names if k in sizes}
         self.rule, self.chunk, self.late, self.min_steps = rule, chunk, late, min_steps
         self.ends = ends if stops else lambda token: False
         self.runner = HashRunner(rule, late=late, **runner_sizes)
         settings = {"launch_rows": 3, "max_resident": 5, "min_coda_rows": 1, "token_budget": 2 * chunk} | sizes
         self.clock, self.requests, self.said, self.over, self.named = 0.0, {}, {}, {}, 0
         self.heard, self.launches = [], []
+        self.truths = {}
+        self.runner.oracle = self.foresee
         self.scheduler = Scheduler(
             EngineConfig(prefill_chunk=chunk, page_tokens=4, **settings),
             self.runner.facts,
@@ -45,11 +51,15 @@ class World:
             record=self.launches.append,
         )
 
-    def submit(self, prompt, *, limit, n=1, steps=None, rate=40, priority=5, timeout=None, salt="", logprobs=None):
+    def submit(
+        self, prompt, *, limit, n=1, steps=None, rate=40, priority=5, timeout=None, salt="", logprobs=None, drafts=None
+    ):
         name, self.named = f"r{self.named}", self.named + 1
         most = max(self.runner.facts.max_steps)
         depth = (
-            DepthParams(num_steps=steps) if steps else DepthParams(min_steps=self.min_steps, exit_threshold=float(rate))
+            DepthParams(num_steps=steps, draft_steps=drafts and drafts[0], draft_tokens=drafts and drafts[1])
+            if steps
+            else DepthParams(min_steps=self.min_steps, exit_threshold=float(rate))
         )
         request = Request(
             id=name,
@@ -91,8 +101,20 @@ class World:
             self.over[name] = "finished"
             assert report.output_tokens == sum(map(len, self.said[name]))
             assert report.applications == sum(steps for said in self.said[name] for _, steps in said[1:])
+            assert report.accepted_tokens <= min(report.drafted_tokens, report.decode_tokens)
+
+    def foresee(self, job, index):
+        """Output token `index` of a choice, None past its end."""
+        said = self.truth(job.request, job.choice)
+        return said[index][0] if index < len(said) else None
 
     def truth(self, name, choice):
+        """(token, steps) of all that a choice says."""
+        if (name, choice) not in self.truths:
+            self.truths[name, choice] = self.write(name, choice)
+        return self.truths[name, choice]
+
+    def write(self, name, choice):
         request, steps, rate, prefill_steps, seed = self.requests[name]
         tokens, depths = say(
             self.rule,
@@ -136,6 +158,8 @@ class World:
             assert sum(report.output_tokens for report in taken) == stats.output_tokens
             assert sum(report.applications for report in taken) == stats.chosen + stats.wasted["delayed"]
             assert sum(report.preemptions for report in taken) == stats.preemptions
+            for name in ("drafted_tokens", "accepted_tokens", "draft_rounds"):
+                assert sum(getattr(report, name) for report in taken) == getattr(stats, name)
 
 
 def draw_world(rng, rule=None):
@@ -151,6 +175,7 @@ def draw_world(rng, rule=None):
         pages=rng.choice([10, 10, 12, 14, 24]),
         delay=rng.randint(0, 3),
         whole=rng.random() < 0.15,
+        resumes=rng.random() < 0.7,
         chunk=rng.choice([4, 8]),
         launch_rows=rows,
         max_resident=residents,
@@ -173,11 +198,18 @@ def draw_request(rng, world):
     most = max(world.runner.facts.max_steps)
     fixed = world.rule == "depth_indexed" or rng.random() < 0.2
     length = rng.choice([1, 3, 4, 7, 8, 9, 15, 16, 17])
+    steps = rng.randint(world.min_steps, most) if fixed else None
+    drafts = None
+    may_draft = world.rule not in LOOK_AHEAD and not world.scheduler.config.homogeneous_steps
+    if may_draft and most > 1 and rng.random() < 0.5:
+        steps = steps if steps is not None and steps > 1 else most
+        drafts = (rng.randint(1, steps - 1), rng.randint(1, 5))
     return {
         "prompt": [*([rng.randrange(2)] * 12), *range(9)][:length],
         "limit": rng.choice([1, 2, 6, 12, 20]),
         "n": rng.choice([1, 1, 1, 2]),
-        "steps": rng.randint(world.min_steps, most) if fixed else None,
+        "steps": steps,
+        "drafts": drafts,
         "rate": rng.choice([0, 30, 70, 100]),
         "priority": rng.choice([0, 5, 5, 9]),
         "timeout": rng.choice([None, None, None, 3.0, 20.0]),
@@ -185,10 +217,10 @@ def draw_request(rng, world):
     }
 
 
-def random_schedule(seed, operations=60):
+def random_schedule(seed, operations=60, *, rule=None):
     """One world, one schedule, checked after every operation and to its end."""
     rng = random.Random(seed)
-    world = draw_world(rng)
+    world = draw_world(rng, rule)
     for _ in range(operations):
         choice = rng.random()
         if choice < 0.2:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looplab.engine.check import CheckFacts, check, pages_needed
+from looplab.engine.check import CheckFacts, check
+from looplab.engine.pages import pages_of_request
 from looplab.engine.request import DepthParams, RefusedError, Request, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -51,7 +52,7 @@ SAMPLING = [
     ({"repetition_penalty": 0}, "invalid_value", "repetition_penalty must be a finite number above 0; got 0"),
     ({"repetition_penalty": math.inf}, "invalid_value", "repetition_penalty must be a finite number above 0"),
     ({"presence_penalty": 2.5}, "invalid_value", "presence_penalty must be in [-2, 2]; got 2.5"),
-    ({"frequency_penalty": "x"}, "invalid_type", "frequency_penalty must be in [-2, 2]"),
+    ({"frequency_penalty": "x"}, "invalid_type", "frequency_penalty must be a number in [-2, 2]"),
     ({"min_tokens": 17}, "invalid_value", "min_tokens must be at most max_tokens, 16; got 17"),
     ({"seed": 2**63}, "invalid_value", "seed must be an integer in"),
     ({"stop": ("a",) * 17}, "invalid_value", "17 stop strings; limit 16"),
@@ -102,7 +103,7 @@ def test_what_is_longer_than_the_context_is_refused_with_the_length_that_fits():
 
 def test_what_never_fits_the_cache_is_refused():
     tight = replace(FACTS, context=4096)
-    said = "needs 70 pages; cache has 64; raise --kv-fraction"
+    said = "needs 70 pages; cache has 64; raise --kv-fraction or --num-pages"
     assert refusal(request([1] * 100, max_tokens=1020), tight) == ("kv_too_small", said, "max_tokens")
     check(request([1] * 24, max_tokens=1000), tight)
     assert refusal(request([1] * 24, max_tokens=500, n=4), tight)[0] == "kv_too_small"
@@ -110,13 +111,13 @@ def test_what_never_fits_the_cache_is_refused():
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 5), st.integers(1, 9))
 def test_choices_share_the_full_pages_of_their_prompt(prompt, output, choices, page):
-    """Slow twin: a set of pages, those of the prompt named alike for all choices."""
+    """Slow twin: a set of pages, those of the prompt named alike for all choices; the last token is not kept."""
     pages = set()
     for choice in range(choices):
-        for position in range(prompt + output):
+        for position in range(prompt + output - 1):
             number = position // page
             pages.add((number, None if (number + 1) * page <= prompt else choice))
-    assert pages_needed(prompt, output, choices, page) == len(pages)
+    assert pages_of_request(prompt, output, choices, page) == len(pages)
 
 
 def test_choices_and_priorities_are_bounded():
@@ -136,6 +137,10 @@ DEPTH = [
     ({"num_steps": 3, "min_steps": 1}, "invalid_depth", "num_steps and min_steps exclude each other"),
     ({"exit_threshold": 0.5}, "invalid_depth", "exit_threshold needs exit_rule; got none; name one"),
     ({"exit_delay": -1, "exit_rule": "full"}, "invalid_depth", "exit_delay must be an integer >= 0; got -1"),
+    ({"num_steps": 3, "replay": ((1,),)}, "invalid_depth", "num_steps and replay exclude each other"),
+    ({"replay": ((1,), (2,))}, "invalid_depth", "replay must have depths for every choice, 1; got 2"),
+    ({"replay": ((8, 0),)}, "invalid_depth", "replay must be in 1..8; got 0 at token 2 of choice 0"),
+    ({"replay": ((9,),)}, "invalid_depth", "replay must be in 1..8; got 9 at token 1 of choice 0"),
     ({"exit_rule": "hazzard"}, "exit_unavailable", "exit_rule hazzard is not loaded; loaded: full, fixed, hazard"),
     (
         {"exit_rule": "kl", "exit_threshold": 0.1},
@@ -165,6 +170,7 @@ def test_depths_that_it_runs_pass():
         {"exit_rule": "latent", "exit_threshold": 30.0, "min_steps": 2, "max_steps": 6, "exit_delay": 1},
         {"exit_rule": "full"},
         {"exit_rule": "argmax", "exit_threshold": 2.0},
+        {"replay": ((1, 8),), "max_steps": 4},
     ):
         check(request(depth=depth), FACTS)
     check(request(depth={"exit_threshold": 0.3}), replace(FACTS, default_rule="hazard"))
@@ -176,5 +182,7 @@ def test_exits_that_the_cache_rule_forbids_are_refused():
     for depth in ({"exit_rule": "hazard", "exit_threshold": 0.5}, {"replay": ((1, 2),)}):
         said = ("exit_refused", "depth_indexed forbids exits; use last_exited", "exit_rule")
         assert refusal(request(depth=depth), strict) == said
+    unloaded = replace(strict, exit_rules=("full",), refused_rules=(("hazard", strict.exits_refused),))
+    assert refusal(request(depth={"exit_rule": "hazard", "exit_threshold": 0.5}), unloaded) == said
     check(request(depth={"exit_rule": "full"}), strict)
     check(request(depth={"num_steps": 2}), strict)

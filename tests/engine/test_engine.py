@@ -1,6 +1,7 @@
 """The engine as a caller sees it: the tokens of decoding alone, whatever else runs, from one thread or many."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,10 +22,13 @@ from looplab.engine.request import (
     TokenSaid,
 )
 from looplab.engine.stats import check_ledger
+from looplab.models.base import PRESETS, build
+from looplab.models.ouro import config_of
 from looplab.recurrence.exit import HazardExit, LatentExit, forward_until
 from looplab.recurrence.kv import CopyLast, DepthIndexed
 from looplab.recurrence.loop import forward, new_cache
 from looplab.recurrence.state import standard_noise
+from tolerances import FAST
 
 PROMPTS = [(5, 6, 7), (9,), (3, 1, 4, 1, 5, 9, 2), (8, 8), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17)]
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0)
@@ -69,9 +73,49 @@ def test_greedy_answers_are_those_of_full_recomputation(name):
     assert engine.stats().active_pages == 0
 
 
+@pytest.mark.parametrize("kv_rule", ["last_exited", "first", "single", "first_then_shared(2)"])
+def test_a_cached_prefix_is_read_as_a_cold_run_reads_it(kv_rule):
+    sizes = {"kv_rule": kv_rule, "page_tokens": 4, "prefill_chunk": 8}
+    prompt = tuple(range(20, 35))
+    sampling = SamplingParams(max_tokens=8, temperature=0.0, logprobs=0)
+    warm, colds = engine_of("tiny-ouro", **sizes), engine_of("tiny-ouro", prefix_cache=False, **sizes)
+    (said,) = warm.generate([(*prompt[:13], 1)], GREEDY)
+    # What another prompt left, and what the output of one left.
+    for text in (prompt, (*prompt[:13], 1, *said.tokens[:4], 2)):
+        (cold,) = colds.generate([text], sampling)
+        (hit,) = warm.generate([text], sampling)
+        assert hit.usage.cached_tokens >= 8
+        assert hit.tokens == cold.tokens
+        found, expected = ([one.logprob for one in each.logprobs] for each in (hit, cold))
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), **FAST)
+
+
 def test_a_first_token_counts_the_steps_of_all_blocks():
     (one,) = engine_of("tiny-blocks").generate([PROMPTS[0]], GREEDY)
     assert one.depths == (8,) * 5
+
+
+def sliding_ouro():
+    """By the settings of a published file, all of whose layers see the last 5 positions."""
+    facts = {
+        "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24,
+        "vocab_size": 61, "total_ut_steps": 3, "max_position_embeddings": 64,
+        "use_sliding_window": True, "sliding_window": 5, "layer_types": ["sliding_attention"] * 2,
+    }  # fmt: skip
+    return config_of(facts, {})
+
+
+def sliding_core():
+    config = PRESETS["tiny-core"]()
+    return replace(config, attention=replace(config.attention, window=3))
+
+
+@pytest.mark.parametrize("config", [sliding_ouro, sliding_core])
+def test_layers_that_see_a_window_read_no_further_back(config):
+    model, prompts = build(config(), seed=4, dtype=torch.float32), [PROMPTS[2], PROMPTS[4]]
+    sizes = EngineConfig(launch_rows=2, num_pages=64, min_coda_rows=1, page_tokens=4, prefill_chunk=8)
+    found = Engine(model, Characters(), sizes).generate(prompts, GREEDY)
+    assert [one.tokens for one in found] == [by_hand(model, prompt) for prompt in prompts]
 
 
 def test_a_model_that_the_transformers_library_runs_is_refused():
@@ -274,6 +318,25 @@ def test_closing_ends_what_is_open():
     assert drained(handle)[0][-1].code == "not_ready"
 
 
+@pytest.mark.parametrize(("dies", "code"), [(False, "not_ready"), (True, "internal")])
+def test_a_request_taken_in_the_last_tick_of_the_thread_fails_too(dies, code):
+    engine = engine_of()
+    late = []
+
+    def during_a_tick(event):
+        if not late:
+            late.append(engine.submit(Request(tokens=(3,), sampling=GREEDY)))
+            if dies:
+                raise ZeroDivisionError
+            engine._stopping = True  # as `close` does from another thread
+
+    engine.submit(Request(tokens=(1, 2), sampling=GREEDY), during_a_tick)
+    engine.start()
+    engine._thread.join()
+    assert late[0]._events.get(timeout=1).code == code
+    assert not engine._ids
+
+
 def test_what_a_depth_may_be():
     assert depth_params(None) == DepthParams()
     assert depth_params(3) == DepthParams(num_steps=3)
@@ -287,3 +350,36 @@ def test_it_says_what_it_is():
     assert said["kv_rule"] == "last_exited" and "depth_indexed" in said["kv_reason"]
     assert said["launch_rows"] == 3 and said["pages"] == 63 and said["trained_steps"] == "4"
     assert "hazard" in said["exit_rules"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (
+            {"launch_rows": 8, "max_resident": 4},
+            "launch_rows must be at most max_resident, 4. Got 8. Lower it or raise",
+        ),
+        ({"min_steps": 3, "max_steps": 2}, "min_steps must be at most max_steps, 2. Got 3"),
+        ({"max_model_len": 0}, "max_model_len must be at least 1. Got 0. Raise it"),
+        ({"exit_delay": -1}, "exit_delay must be at least 0. Got -1"),
+        ({"kv_fraction": 0.0}, "kv_fraction must be in \\(0, 1\\]. Got 0.0"),
+    ],
+)
+def test_configurations_that_contradict_themselves_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**sizes)
+
+
+def test_few_residents_make_narrow_launches():
+    assert engine_of(launch_rows=None, max_resident=4).config.launch_rows == 4
+
+
+def test_recorded_depths_of_several_blocks_are_refused_as_they_are_sums():
+    engine = engine_of("tiny-blocks", kv_rule="last_exited")
+    with pytest.raises(RefusedError, match="one looped block; got 2: recorded depths are sums"):
+        engine.generate([PROMPTS[0]], GREEDY, depth=DepthParams(replay=((3, 1, 2, 2),)))
+
+
+def test_completions_name_their_requests():
+    one, other = engine_of("tiny-core").generate(PROMPTS[:2], GREEDY)
+    assert one.request and other.request and one.request != other.request

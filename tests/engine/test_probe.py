@@ -1,8 +1,9 @@
 import pytest
 
 from looplab.engine.bound import LaunchCost
-from looplab.engine.cost_model import CostRunner
-from looplab.engine.probe import probe_launches
+from looplab.engine.config import EngineConfig
+from looplab.engine.cost_model import CostRunner, DepthLaw
+from looplab.engine.probe import predict, probe_launches
 from looplab.engine.stages import Facts
 
 FACTS = Facts(blocks=1, max_steps=(4,), whole=False, pages=20, page_tokens=16, max_tokens=64, depth_causal=True)
@@ -35,3 +36,19 @@ def test_a_width_without_two_sizes_or_pages_is_refused(width):
     runner = CostRunner(FACTS, core=LaunchCost(per_row=0.5, rows=21.0), coda=LaunchCost(per_row=0.1, rows=40.0))
     with pytest.raises(ValueError, match=f"width must be from 2 to the pages that can be handed out, 19. Got {width}"):
         probe_launches(runner, width)
+
+
+def predicted(coda_rows=None, **options):
+    runner = CostRunner(FACTS, core=LaunchCost(per_row=0.5, rows=21.0), coda=LaunchCost(per_row=0.1, rows=40.0))
+    law, config = DepthLaw(chances=(0.25,) * 4), EngineConfig(**{"launch_rows": 4, "max_resident": 6} | options)
+    return predict(runner, config, law, "if so", coda_rows=coda_rows, clock=lambda: runner.now)
+
+
+def test_a_prediction_is_of_the_rows_that_are_given_or_of_the_best():
+    thin, best = predicted(coda_rows=1), predicted()
+    assert (thin.coda_rows, thin.depths) == (1, "if so")
+    assert best.coda_rows > 1 and thin.realised < best.realised <= 1.01
+
+
+def test_nothing_is_predicted_of_launches_that_cannot_be_compared():
+    assert predicted(launch_rows=1) is None and predicted(launch_rows=20, max_resident=20) is None

@@ -8,10 +8,11 @@ import torch
 from contract.zoo import tiny
 from letters import Characters
 from looplab.engine.config import EngineConfig
-from looplab.engine.engine import Engine
+from looplab.engine.engine import Engine, gate_hashes
+from looplab.engine.gates import Gate, GateFacts
 from looplab.engine.profile import served_kv_rule
 from looplab.engine.request import DepthParams, RefusedError
-from looplab.engine.verdict import ReuseResult, ReuseVerdict
+from looplab.engine.verdict import ReuseResult, ReuseVerdict, Stratum
 from looplab.intervals import Interval
 
 
@@ -25,10 +26,12 @@ EARLY = DepthParams(exit_rule="hazard", exit_threshold=0.5, max_steps=4)
 
 def found(word, weights):
     """A stored audit of `EARLY` under last_exited."""
+    by_depth = (Stratum(name="2", tokens=30, reuse=0.0), Stratum(name="3", tokens=10, reuse=0.0))
     point = Interval(estimate=0.0, low=0.0, high=0.0, plain_low=0.0, plain_high=0.0, level=0.95)
     verdict = ReuseVerdict(
         kv_rule="last_exited", delay=0, word=word, rule=point, read=point, reuse=point, total=point, kl=point,
-        past=point, flips=point, mean_depth=2.0, kv_bytes=64,
+        past=point, flips=point, mean_depth=2.25, kv_bytes=64,
+        by_depth=by_depth,
     )  # fmt: skip
     return ReuseResult(
         model="m", weights=weights, exit_rule="hazard(0.5)", steps=4, prompt=8, output=8, windows=8, text="t",
@@ -75,11 +78,37 @@ def test_clients_are_warned_of_depths_beyond_training_and_of_unknown_reuse(ouro)
     assert mine.warnings(DepthParams(num_steps=9)) == ("9 steps are more than the 4 of training",)
 
 
+def test_depths_are_those_that_were_measured_or_spread_evenly(ouro):
+    mine = profile(ouro, exit_rule="hazard", exit_threshold=0.5)
+    law, words = mine.depth_law()
+    assert law.chances == (0.25,) * 4 and words == "if depths were spread evenly over 1..4"
+    law, words = replace(mine, verdicts=(found("reusable", mine.weights),)).depth_law()
+    assert law.chances == (0.0, 0.75, 0.25, 0.0) and words.endswith("measured, mean 2.25")
+    full = replace(mine, config=replace(mine.config, exit_rule=None), verdicts=(found("reusable", mine.weights),))
+    assert full.depth_law()[0].chances == (0.25,) * 4
+
+
+def test_a_fingerprint_names_the_weights_of_gates(ouro):
+    made = [
+        Gate(GateFacts(gate="lookahead", model="m", weights="w", steps=4, width=2, teacher="hazard"), module)
+        for module in (torch.nn.Linear(2, 1), torch.nn.Linear(2, 1))
+    ]
+    (one,), (other,) = (gate_hashes({"lookahead": gate.rule(0.5), "hazard": None}) for gate in made)
+    assert one[0] == other[0] == "lookahead" and one[1] != other[1]
+
+
 def test_roots_and_fingerprints_follow_what_entries_depend_on(ouro):
     mine = profile(ouro)
     for other in (replace(mine, weights="x"), replace(mine, kv_rule="single"), replace(mine, numerics="exact")):
         assert other.root() != mine.root()
-    assert replace(mine, weights="x").fingerprint() != mine.fingerprint()
+    for other in (
+        replace(mine, weights="x"),
+        replace(mine, gates=(("lookahead", "x"),)),
+        replace(mine, config=replace(mine.config, exit_delay=1)),
+    ):
+        assert other.fingerprint() != mine.fingerprint()
+    sizes = replace(mine.config, num_pages=99, min_coda_rows=2, launch_rows=3, max_resident=7)
+    assert replace(mine, config=sizes).fingerprint() == mine.fingerprint(), "a restart finds other sizes"
     assert mine.request_root(3) == b""
     drawn = replace(mine, noise="request")
     assert drawn.request_root(3) != drawn.request_root(4) != b""

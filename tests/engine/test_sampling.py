@@ -125,6 +125,28 @@ def test_a_top_k_of_equals_keeps_exactly_k():
     assert mass[0].nonzero().flatten().tolist() == [0, 1, 2, 3]
 
 
+def test_a_whole_share_keeps_the_smallest_masses_whatever_the_neighbours_keep():
+    rows = torch.tensor([[0.0, -50.0, -60.0], [0.0, -1.0, -2.0]])
+    alone = kept(rows[:1], [SamplingParams()])
+    assert torch.equal(kept(rows, [SamplingParams(), SamplingParams(top_p=0.5)])[:1], alone)
+    assert bool((alone > 0).all())
+
+
+def test_half_precision_logits_are_changed_in_float32():
+    logits = torch.full((1, 2), 8.0, dtype=torch.bfloat16)  # whose neighbours are 1 / 16 away
+    want = Draw(SamplingParams(temperature=0.0, logit_bias=((1, 0.01),)), 0, 0, 0)
+    assert draw(logits, [want]).tolist() == [1]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_alternatives_of_equals_are_the_lowest_ids_however_many_the_neighbours_ask_for(most):
+    logits = torch.zeros(2, 300)
+    logits[0, 200] = logits[0, 250] = 1.0
+    found = told(read(log_probs(logits), torch.tensor([7, 7]), most), [7, 7], [1, most])
+    assert [token for token, _ in found[0].top] == [200]
+    assert [token for token, _ in found[1].top] == list(range(most))
+
+
 def test_logprobs_are_those_of_unmodified_logits():
     logits = torch.tensor([LOGITS, LOGITS[::-1]])
     law = log_probs(logits)

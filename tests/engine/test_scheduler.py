@@ -443,8 +443,8 @@ def test_an_id_is_used_once_at_a_time():
     ("sizes", "message"),
     [
         ({"launch_rows": None}, "must be numbers for a scheduler"),
-        ({"launch_rows": 6}, "launch_rows must be in 1..5. Got 6"),
-        ({"min_coda_rows": 0}, "min_coda_rows must be in 1..5. Got 0"),
+        ({"launch_rows": 6}, "launch_rows must be at most max_resident, 5. Got 6"),
+        ({"min_coda_rows": 0}, "min_coda_rows must be at least 1. Got 0"),
         ({"token_budget": 4}, "prefill_chunk must be in 4..4. Got 8"),
         ({"chunk": 6}, "multiple of the page, 4 tokens"),
     ],

@@ -44,7 +44,10 @@ class World:
     def launch(self, rows, starts, tokens, block, iterations):
         """One application of some rows; every answer is compared with what the twins read."""
         positions = torch.tensor(starts)[:, None] + torch.arange(tokens)
-        self.cache.begin(self.tables[rows], positions)
+        longest = max(starts) + tokens
+        narrow = sum(starts) % 2 == 0  # otherwise whole pages, as exact numerics read them
+        equal = narrow and tokens == 1 and min(starts) == max(starts)
+        self.cache.begin(self.tables[rows], positions, visible=longest if narrow else None, equal=equal)
         if block >= 0:
             self.cache.launch(block, torch.tensor(iterations))
         for owner, layer in LAYERS:
@@ -61,7 +64,8 @@ class World:
             for t in range(tokens):
                 twin.write(start + t, iteration, (keys[place, :, t], values[place, :, t]))
             for t in range(tokens):
-                assert allowed[place, 0, t].nonzero().flatten().tolist() == list(range(start + t + 1))
+                sees = torch.ones(seen_keys.shape[2]) if allowed is None else allowed[place, 0, t]
+                assert sees.nonzero().flatten().tolist() == list(range(start + t + 1))
                 expected = [twin.read(p, iteration) for p in range(start + t + 1)]
                 for seen, part in zip((seen_keys, seen_values), zip(*expected, strict=True), strict=True):
                     assert torch.equal(seen[place, :, : start + t + 1], torch.stack(part, dim=1))
@@ -166,8 +170,8 @@ def test_a_rule_that_is_not_served_is_refused_by_name():
         rule_of("mod_m(2)")
 
 
-def test_depth_causal_rules_are_those_that_read_no_later_iteration():
-    assert [name for name in TWINS if depth_causal(rule_of(name))] == ["depth_indexed", "last_exited", "first"]
+def test_depth_causal_rules_are_those_that_read_the_same_however_a_prompt_is_cut():
+    assert [name for name in TWINS if depth_causal(rule_of(name))] == ["depth_indexed", "last_exited"]
 
 
 def test_bytes_per_token_are_those_of_the_cost_model():

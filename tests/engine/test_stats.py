@@ -18,14 +18,17 @@ SOUND = EngineStats(
     decode_tokens=3,
     discarded_tokens=1,
     replayed_tokens=2,
+    drafted_tokens=3,
+    accepted_tokens=2,
+    draft_rounds=1,
     pending_tokens=1,
-    applications=27,
+    applications=32,
     chosen=8,
-    wasted={"delayed": 1, "late": 2, "cancelled": 4, "replay": 7},
+    wasted={"delayed": 1, "late": 2, "cancelled": 4, "replay": 7, "draft": 5},
     pending_applications=5,
     prefill_tokens=12,
     exit_steps=((2, 1), (3, 1), (4, 1)),
-    launch_rows={"prefill": 12, "encode": 2, "core": 27, "coda": 7},
+    launch_rows={"prefill": 12, "encode": 2, "core": 32, "coda": 10},
 )
 
 
@@ -37,8 +40,8 @@ def test_a_sound_ledger_passes():
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"applications": 28}, "core applications: 28 != 27"),
-        ({"pending_tokens": 0}, "coda rows: 7 != 6"),
+        ({"applications": 28}, "core applications: 28 != 32"),
+        ({"pending_tokens": 0}, "coda rows: 10 != 9"),
         ({"output_tokens": 4}, "output tokens"),
         ({"prefill_tokens": 13}, "prefilled tokens"),
         ({"exit_steps": ((3, 2), (4, 1))}, "steps of decoded tokens: 10 != 9"),

@@ -48,6 +48,29 @@ class Blanks:
         return self.words[token]
 
 
+class Pieces(Blanks):
+    """Tokens of several bytes, whose borders may lie inside characters."""
+
+    words = (b"X\xe2", b"\x82\xac", b"ab", b"\xf0\x9f", b"\x99\x82Y", b"\xff\xff", b"\xc3", b"\xa9b\xc3", b"!", b"")
+
+    def decode(self, ids):
+        return b"".join(self.words[i] for i in ids).decode("utf-8", "replace")
+
+
+@given(st.lists(st.integers(0, 9), max_size=16), st.lists(st.sampled_from(["X", "b!", "Yab", "\u20ac"]), max_size=2))
+def test_tokens_that_cut_characters_say_all_and_stop_as_soon_as_the_text_shows_it(tokens, stops):
+    text, said = TextStream(Pieces(), stop=stops), ""
+    for number, token in enumerate(tokens, 1):
+        said += text.push(token)
+        # Whatever comes next, this much of the text is sure.
+        shown, found = cut(Pieces().decode(tokens[:number]).rstrip("\ufffd"), stops)
+        assert text.stopped == found
+        if found:
+            assert said == shown
+            return
+    assert said + text.close() == Pieces().decode(tokens)
+
+
 @given(st.lists(st.integers(0, 258), max_size=24))
 def test_pieces_add_up_to_what_the_tokenizer_makes_of_all_tokens(tokens):
     pieces, _ = stream(tokens)

@@ -10,7 +10,7 @@ A token that was computed from a wrong row, slot, page or step, or from a stale 
 KV rules by name, t the iteration of the reader, d the iterations that the past token ran:
 
     depth_indexed  last_exited    written at slot t, read at slot min(t, d - 1)
-    first                         written at iteration 0 only
+    first                         written at iteration 0 only; tokens of one call read those of each other of iteration t
     single                        one slot, overwritten
     anchor                        two slots, the second overwritten: min(t, 1)
 
@@ -22,8 +22,8 @@ from operator import mul
 WORD = (1 << 64) - 1
 ODD = tuple(2 * j + 1 for j in range(4096))
 VOCABULARY = 65536
-DEPTH_CAUSAL = ("depth_indexed", "last_exited", "first")
-RULES = (*DEPTH_CAUSAL, "single", "anchor")
+DEPTH_CAUSAL = ("depth_indexed", "last_exited")
+RULES = (*DEPTH_CAUSAL, "first", "single", "anchor")
 
 
 def mix(*words):
@@ -102,8 +102,9 @@ class Reader:
                 if slot is not None:
                     for position, state in zip(places, states, strict=True):
                         self.entries[block][slot][position] = mix(state, slot)
+                own = dict(zip(places, (mix(state, 0) for state in states), strict=True))
                 states = [
-                    mix(state, context, block, t, fold(self.seen(block, t, position)))
+                    mix(state, context, block, t, fold(self.seen(block, t, position, own)))
                     for position, state, context in zip(places, states, contexts, strict=True)
                 ]
                 if steps is None:
@@ -118,9 +119,15 @@ class Reader:
             hidden = mix(state, fold(self.coda[: position + 1]))
         return hidden, tuple(ran[places[-1]] for ran in self.ran)
 
-    def seen(self, block, t, position):
-        """Entries that a row at `position` reads, its own last."""
+    def seen(self, block, t, position, own):
+        """Entries that a row at `position` reads, its own last.
+
+        Args:
+            own: Entries of iteration t of all tokens of the call; rule first keeps none but those of iteration 0.
+        """
         ran, slots = self.ran[block], self.entries[block]
+        if self.rule == "first":
+            return [own.get(j, slots[0][j]) for j in range(position + 1)]
         past = [slots[read_slot(self.rule, t, ran[j])][j] for j in range(position)]
         return [*past, slots[read_slot(self.rule, t, t + 1)][position]]
 
@@ -184,7 +191,8 @@ def sweep(rule, max_steps, tokens, depths):
             slot = write_slot(rule, t)
             if slot is not None:
                 reader.entries[0][slot][position] = mix(states[position], slot)
-        seen = {position: fold(reader.seen(0, t, position)) for position in walking}
+        own = {position: mix(states[position], 0) for position in walking}
+        seen = {position: fold(reader.seen(0, t, position, own)) for position in walking}
         for position in walking:
             states[position] = mix(states[position], contexts[position], 0, t, seen[position])
     for position, state in enumerate(states):

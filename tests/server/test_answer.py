@@ -1,13 +1,31 @@
 """The last chunk of a stream carries the usage, however events and reads fall together."""
 
+from dataclasses import replace
+
 import pytest
 
 from looplab.engine.request import ChoiceEnded, RequestEnded, TokenSaid
-from looplab.server.answer import Answer, Header
+from looplab.server.answer import Answer, Header, depth_block
 from looplab.server.ask import Sizes, prepare
 from looplab.server.schema import completion_ask
 from server.live import byte_tokenizer
 from server.scripted_engine import Open, ScriptedEngine
+
+
+def test_guesses_are_told_where_some_were_to_be_made():
+    tokenizer = byte_tokenizer()
+    work = prepare(
+        completion_ask({"prompt": "a"}, max_prompts=1),
+        tokenizer,
+        None,
+        Sizes(context=64, pages=8, page_tokens=16),
+        name="r",
+    )
+    plain = ScriptedEngine(tokenizer, None).usage(Open(work.requests[0], 5, None, tokenizer))
+    assert "drafted_tokens" not in depth_block([plain])
+    guessed = replace(plain, depth=replace(plain.depth, drafted_tokens=4, accepted_tokens=3, draft_rounds=1))
+    found = depth_block([guessed, guessed])
+    assert (found["drafted_tokens"], found["accepted_tokens"], found["draft_rounds"]) == (8, 6, 2)
 
 
 @pytest.mark.parametrize("include", [False, True])

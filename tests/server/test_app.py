@@ -195,6 +195,10 @@ ROWS = [
     (15, {"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "only text content is supported"),
     (18, {"model": "foo"}, 404, "model_not_found", "no model foo; served: scripted, alias"),
     (19, {"num_steps": 9}, 400, "invalid_depth", "num_steps must be in 1..8; trained with 4"),
+    (19, {"draft_steps": 8}, 400, "invalid_depth", "draft_steps must be in 1..7, below the 8 steps of a token, or 0"),
+    (19, {"draft_steps": True}, 400, "invalid_depth", "draft_steps must be an integer; got true"),
+    (19, {"draft_steps": 1, "draft_tokens": 9}, 400, "invalid_depth", "draft_tokens must be in 1..4"),
+    (19, {"draft_steps": 1, "exit_rule": "latent", "exit_threshold": 1}, 400, "invalid_depth", "latent may stop them"),
     (20, {"exit_rule": "kl", "exit_threshold": 1}, 400, "exit_unavailable", "start with --allow-costly-exit"),
     (22, {"exit_rule": "hazard", "exit_threshold": 1.5}, 400, "invalid_value", "threshold must be in (0, 1]"),
     (24, {"headers": {"host": "evil.example"}}, 421, "bad_host", "host not allowed"),
@@ -326,7 +330,7 @@ def test_what_never_fits_the_cache_and_exits_that_it_forbids_are_refused():
     facts = with_facts(pages=4, exits_refused="depth_indexed forbids exits; use last_exited")
     with serving(engine_args={"facts": facts}) as live:
         assert error(live.complete(max_tokens=200)) == (
-            400, "kv_too_small", "needs 13 pages; cache has 4; raise --kv-fraction",
+            400, "kv_too_small", "needs 13 pages; cache has 4; raise --kv-fraction or --num-pages",
         )  # fmt: skip
         found = error(live.complete(exit_rule="hazard", exit_threshold=0.5))
         assert found == (400, "exit_refused", "depth_indexed forbids exits; use last_exited")
@@ -394,7 +398,8 @@ def test_metrics_are_read_by_the_parser_of_prometheus(server):
         "looplab_applications", "looplab_applications_wasted", "looplab_launches", "looplab_launch_rows",
         "looplab_launch_seconds", "looplab_kv_pages", "looplab_kv_bytes", "looplab_prefix_tokens",
         "looplab_preemptions", "looplab_tokens", "looplab_refills", "looplab_graph_fallbacks",
-        "looplab_numeric_errors", "looplab_rejected",
+        "looplab_numeric_errors", "looplab_rejected", "looplab_drafted_tokens", "looplab_accepted_tokens",
+        "looplab_draft_rounds",
     } <= set(families)  # fmt: skip
     server.client.get("/no/such/secret")
     assert "secret" not in server.client.get("/metrics").text, "a label holds what a client wrote"

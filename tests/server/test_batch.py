@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import pytest
 
+from looplab.engine.config import EngineConfig
 from looplab.server.batch import (
     Batch,
     BatchBusyError,
@@ -155,9 +157,7 @@ def test_a_busy_engine_is_waited_for(tmp_path):
 
 def test_settings_name_what_tokens_depend_on():
     card = {"weights": "w", "kv_rule": "single", "numerics": "exact", "noise": "none", "pages": 7}
-    config = dict.fromkeys(
-        ("exit_rule", "exit_threshold", "min_steps", "max_steps", "exit_delay", "prefill_chunk", "seed")
-    )
+    config = asdict(EngineConfig())
     settings = batch_settings(card | {"config": config}, data=b"x", seed=3, names=("m",))
     assert settings["weights"] == "w" and settings["seed"] == 3 and len(settings["input"]) == 64
     assert "pages" not in settings, "how much memory is free today is no part of a run"

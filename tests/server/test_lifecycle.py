@@ -6,6 +6,8 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -14,18 +16,21 @@ from looplab.server.app import build_app
 from looplab.server.config import ServerConfig
 from looplab.server.lifecycle import DIED, DONE, INTERRUPTED, Process, bind, check_binding, is_local, read_keys
 from server.live import byte_tokenizer
-from server.scripted_engine import ScriptedEngine
+from server.scripted_engine import FACTS, ScriptedEngine
 
 
 class Running:
     """A process around a scripted engine that says the letter a."""
 
-    def __init__(self, *, tick_seconds=0.01, drain_seconds=5.0):
+    def __init__(self, *, tick_seconds=0.01, send_buffer=None, **config):
         tokenizer = byte_tokenizer()
-        self.engine = ScriptedEngine(tokenizer, lambda *_: 97, tick_seconds=tick_seconds)
+        facts = replace(FACTS, context=10**6, pages=10**6)
+        self.engine = ScriptedEngine(tokenizer, lambda *_: 97, tick_seconds=tick_seconds, facts=facts)
         self.engine.start()
-        app = build_app(self.engine, tokenizer, ServerConfig(names=("m",), drain_seconds=drain_seconds))
+        app = build_app(self.engine, tokenizer, ServerConfig(names=("m",), **{"drain_seconds": 5.0} | config))
         self.listening = bind("127.0.0.1", 0)
+        if send_buffer is not None:
+            self.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # connections inherit it
         self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
         self.code, self.loop = None, None
         self.process = Process(app, self.listening)
@@ -143,3 +148,39 @@ def test_ipv6_is_listened_on():
         pytest.skip("this machine has no IPv6 loopback")
     with listening:
         assert listening.family == socket.AF_INET6
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_stops_reading_is_dropped_and_others_are_served(stream):
+    running = Running(tick_seconds=0.01, send_buffer=4096, send_timeout=0.5)
+    asked = {"prompt": "a", "max_tokens": 100_000 if stream else 100, "stream": stream, "logprobs": 5, "n": 8}
+    body = json.dumps(asked).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    unsent, answered = [0], 0
+    with socket.socket() as slow, httpx.Client(base_url=running.url) as fast:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(running.listening.getsockname())
+        slow.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+        name, end = slow.getsockname(), time.monotonic() + 60
+        held = []
+        while not held or any(one.client == name for one in held):
+            response = fast.post("/v1/completions", json={"prompt": "b", "max_tokens": 2}, timeout=60)
+            answered += response.status_code == 200
+            held = list(running.process._server.server_state.connections)
+            unsent += [one.transport.get_write_buffer_size() for one in held if one.client == name]
+            assert time.monotonic() < end, "a client that does not read is kept for ever"
+        taken = b""
+        with suppress(ConnectionResetError):
+            while piece := slow.recv(65536):
+                taken += piece
+    whole = b"[DONE]" if stream else b'"usage"'
+    assert whole not in taken, "the client got all of it"
+    while running.engine.live:
+        assert time.monotonic() < end, "the request of a dropped client goes on"
+        time.sleep(0.005)
+    assert answered == len(running.engine.seen) - 1 > 0
+    assert max(unsent) > 0
+    if stream:
+        assert max(unsent) < 2**18, "more waits than the transport takes before it pauses, and one chunk"
+    running.told(signal.SIGTERM)
+    assert running.end() == DONE

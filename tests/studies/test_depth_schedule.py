@@ -42,7 +42,7 @@ def test_the_arms_differ_in_law_and_length_alone(scale, names):
 
 def test_checkpoints_that_are_audited_are_kept():
     for arm in STUDY.arms("cpu", 1):
-        assert [step for step, _ in arm.earlier] == ([75, 150] if arm.name in "ABC" else [])
+        assert [step for step, _ in arm.earlier] == ([150, 300] if arm.name in "ABC" else [])
         for step, _ in arm.earlier:
             assert step % arm.source.keep_every == 0
             assert arm.source.keep_every % arm.source.save_every == 0

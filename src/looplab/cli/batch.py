@@ -11,9 +11,10 @@ import tyro
 from rich.console import Console
 
 from looplab.cli import exit_codes
+from looplab.cli.config_file import parsed
 from looplab.cli.engine_options import EngineOptions, open_engine
 from looplab.cli.eval import ProgressLine
-from looplab.cli.exit_codes import user_error
+from looplab.cli.exit_codes import UserError, user_error
 
 EPILOGUE = """
 IN holds requests as lines of the batch format of OpenAI:
@@ -52,7 +53,7 @@ class Options(EngineOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
-    options = tyro.cli(Options, args=list(argv) or ["--help"], prog="looplab batch", description=EPILOGUE.strip())
+    options = parsed(Options, "batch", argv, EPILOGUE)
     command = shlex.join(["looplab", "batch", *argv])
     try:
         answered, failed = _run(options)
@@ -67,6 +68,9 @@ def _run(options: Options) -> tuple[int, int]:
     """Answers what is open; returns how many lines were answered, and how many with an error."""
     from looplab.server.batch import Batch, BatchBusyError, BatchFolder, InputError, batch_settings, read_lines
 
+    files = [path.resolve() for path in (options.input, options.out, options.errors) if path is not None]
+    if len(set(files)) < len(files):
+        raise UserError("IN, OUT and --errors must be different files. Got one twice. Name another.", exit_codes.USAGE)
     with user_error(exit_codes.DATA, (OSError, InputError)):
         data = options.input.read_bytes()
         lines = read_lines(data)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -14,15 +15,17 @@ from typing import Any
 
 from looplab._registry import did_you_mean
 from looplab.cli import exit_codes
+from looplab.cli.config_file import FLAG, config_path, on_command_line, read_config
 from looplab.cli.exit_codes import UserError
 
-USAGE = """usage: looplab bench [CASE] [--against REF] [OPTIONS of the case]
+USAGE = """usage: looplab bench [CASE] [--against REF] [--config FILE] [OPTIONS of the case]
 
 Runs a benchmark of this checkout, such as engine.depth_mix, audit_walk or models.kv_decode; without a name it lists
 them. Every case checks first that both sides give the same numbers, and prints times as ratios against a named rival.
 `looplab bench CASE --help` says what the case takes.
 
   --against REF    run the case on another commit too, in turn (this, that, that, this), and print both
+  --config FILE    YAML or JSON file of options by name, `case` and `against` among them; the command line wins
 
 Examples:
   looplab bench
@@ -44,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if not words:
         print("\n".join(known))
         return exit_codes.DONE
+    words = _from_file(words)
     name, rest = words[0], words[1:]
     module, _, case = name.partition(".")
     if module not in {entry.partition(".")[0] for entry in known} or (case and name not in known):
@@ -136,6 +140,30 @@ def _numbers(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
             yield from _numbers(entry, where)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield where.strip(), float(value)
+
+
+def _from_file(words: list[str]) -> list[str]:
+    """The words with those of the file that they name; they are printed, so that a log says what ran."""
+    path = config_path(words)
+    if path is None:
+        return words
+    own = [word for place, word in enumerate(words)
+           if word != FLAG and not word.startswith(f"{FLAG}=") and words[max(0, place - 1)] != FLAG]  # fmt: skip
+    values = read_config(path)
+    case = values.pop("case", None)
+    if not own or own[0].startswith("-"):
+        if not isinstance(case, str):
+            raise UserError(
+                f"{FLAG} {path} must name the case where CASE is left out. Got {case!r}. Add case: NAME.", 2
+            )
+        own = [case, *own]
+    for name, value in values.items():
+        if on_command_line(name, own) or value is False or value is None:
+            continue
+        given = [] if value is True else [str(one) for one in (value if isinstance(value, list) else [value])]
+        own += [f"--{name.replace('_', '-')}", *given]
+    print(f"bench: {shlex.join(own)}", file=sys.stderr)
+    return own
 
 
 def _against(words: list[str]) -> tuple[str, list[str]]:

@@ -1,5 +1,6 @@
 """What every command that runs an engine may be told: depth, cache, sizes; and opening the engine with it."""
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import tyro
 
 from looplab.cli import exit_codes
 from looplab.cli.checkpoint import ReadAs, open_checkpoint
+from looplab.cli.config_file import FromFile
 from looplab.cli.exit_codes import UserError, user_error
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(ReadAs):
+class EngineOptions(FromFile, ReadAs):
     """Options of an engine."""
 
     exit_rule: str | None = None
@@ -34,8 +36,15 @@ class EngineOptions(ReadAs):
     """Every token stops there at the latest. Default: what the model itself runs."""
     exit_delay: int = 0
     """Steps that a token still runs after the rule fired."""
+    draft_steps: int | None = None
+    """Guess tokens at so many steps and let full depth confirm them: the same tokens as without, in fewer launches.
+    Not together with an exit rule, unless --reuse pick decides for full depth."""
+    draft_tokens: int = 4
+    """Most guesses before they are confirmed."""
     gate: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """Gate of `looplab gate`: a JSON file, or a folder with one; may be given several times."""
+    accept_gate: str = ""
+    """Take gates that were trained beside this other checkpoint, by its name or hash."""
     allow_costly_exit: tyro.conf.FlagCreatePairsOff[bool] = False
     """Load rules that need coda and head after every step although they cannot pay."""
     kv_rule: str | None = None
@@ -63,7 +72,7 @@ class EngineOptions(ReadAs):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type the weights are cast to."""
 
-    def config(self) -> "EngineConfig":
+    def engine_config(self) -> "EngineConfig":
         """Sizes and policies, as far as they were named."""
         from looplab.engine.config import EngineConfig
 
@@ -82,6 +91,8 @@ class EngineOptions(ReadAs):
             min_steps=self.min_steps,
             max_steps=self.max_steps,
             exit_delay=self.exit_delay,
+            draft_steps=self.draft_steps,
+            draft_tokens=self.draft_tokens,
             allow_costly_exit=self.allow_costly_exit,
         )
 
@@ -93,16 +104,28 @@ def open_engine(model: str, options: EngineOptions) -> "Engine":
         UserError: The checkpoint does not open, cannot be served, or does not fit gate or options.
     """
     from looplab.cli.device import check_device
+    from looplab.engine.slots import rule_of
     from looplab.interop import serving
-    from looplab.interop.reuse import settle_reuse
+    from looplab.interop.reuse import default_rule, settle_reuse
 
     check_device(options.device)
     if options.exit_threshold is not None and options.exit_rule is None:
         raise UserError("--exit-threshold needs --exit-rule. Got none. Name one, such as hazard.", exit_codes.USAGE)
+    try:
+        config = options.engine_config()
+        if config.kv_rule is not None:
+            rule_of(config.kv_rule)
+    except ValueError as error:
+        raise UserError(_in_flags(str(error)), exit_codes.USAGE) from None
     loaded = open_checkpoint(model, options, dtype=options.dtype, device=options.device)
     gates = read_gates(options, loaded)
+    try:
+        default_rule(config, gates)
+    except (KeyError, ValueError) as error:
+        said = f"--exit-rule and --exit-threshold: {error.args[0]}"
+        raise UserError(said, exit_codes.USAGE) from None
     with user_error(exit_codes.MODEL, (ValueError, KeyError)):
-        config, choice, results = settle_reuse(loaded, options.config(), gates)
+        config, choice, results = settle_reuse(loaded, config, gates)
         engine = serving.open_engine(loaded, config, gates=gates, reuse=results)
     if choice is not None and choice.warns:
         print(f"warning: {choice.why}", file=sys.stderr)
@@ -111,12 +134,23 @@ def open_engine(model: str, options: EngineOptions) -> "Engine":
 
 def read_gates(options: EngineOptions, loaded: "LoadedModel") -> Mapping[str, "ExitRule"]:
     """The rules of the gates that lie in the checkpoint's folder `gates`, and of --gate, by name."""
-    from looplab.engine.gates import GateError, gates_of, load_gate
+    from looplab.engine.gates import KINDS, GateError, gates_of, load_gate
 
     with user_error(exit_codes.MODEL, (GateError, ValueError)):
         gates = {**gates_of(loaded.folder, loaded.model)}
         for path in options.gate:
-            gate = load_gate(path, loaded.model)
+            gate = load_gate(path, loaded.model, accept=options.accept_gate)
             gates[gate.facts.gate] = gate
-        named, number = options.exit_rule, options.exit_threshold
-        return {name: gate.rule(number if name == named and number else 0.5) for name, gate in gates.items()}
+    named = options.exit_rule
+    if named in KINDS and named not in gates:
+        raise UserError(
+            f"--exit-rule {named} needs its gate. Got {', '.join(gates) or 'none'}. Train it with looplab gate, and "
+            "give --gate.",
+            exit_codes.USAGE,
+        )
+    return {name: gate.rule(0.5) for name, gate in gates.items()}
+
+
+def _in_flags(message: str) -> str:
+    """What a configuration says of its fields, as it is said on a command line."""
+    return re.sub(r"\b(?:EngineConfig\.|(?=kv_rule must))(\w+)", lambda m: f"--{m[1].replace('_', '-')}", message)

@@ -13,6 +13,7 @@ import tyro
 
 from looplab.cli import exit_codes
 from looplab.cli.checkpoint import ReadAs, open_checkpoint
+from looplab.cli.config_file import FromFile, output_folder, parsed, resolved
 from looplab.cli.exit_codes import UserError, user_error
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ KIND.json for every gate (the second names the weights it belongs to), gates.jso
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ReadAs):
+class Options(FromFile, ReadAs):
     """Train lookahead and pre-loop gates beside a finished model, and compare their depths with the teacher's."""
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
@@ -75,7 +76,7 @@ class Options(ReadAs):
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
-    options = tyro.cli(Options, args=list(argv) or ["--help"], prog="looplab gate", description=EPILOGUE.strip())
+    options = parsed(Options, "gate", argv, EPILOGUE)
     from looplab.cli.device import check_device
     from looplab.engine.gates import save_gate
     from looplab.records import dump_json, write_atomic
@@ -83,6 +84,7 @@ def main(argv: Sequence[str]) -> int:
     from looplab.training.gates import check_teacher
 
     check_device(options.device)
+    output_folder(options.out)
     loaded = open_checkpoint(options.checkpoint, options, dtype=options.dtype, device=options.device)
     config = _config(options, loaded)
     with user_error(exit_codes.MODEL, (ValueError,)):
@@ -91,6 +93,7 @@ def main(argv: Sequence[str]) -> int:
     for gate in gates.values():
         save_gate(options.out, gate)
     write_atomic(options.out / "gates.json", dump_json(result))
+    write_atomic(options.out / "options.json", dump_json(resolved(options)))
     write_gates(result, options.out)
     if options.json:
         print(dump_json(result), end="")

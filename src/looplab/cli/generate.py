@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from looplab.cli import exit_codes
+from looplab.cli.config_file import parsed
 from looplab.cli.engine_options import EngineOptions, open_engine
 from looplab.cli.exit_codes import UserError, user_error
 
 if TYPE_CHECKING:
     from looplab.engine.engine import Engine
-    from looplab.engine.request import Event, Request, Usage
+    from looplab.engine.request import DepthUsage, Event, Request, Usage
 
 EPILOGUE = """
 Text is written as it comes. --show-depths colours every token by the steps it ran; --json prints whole answers as JSON
@@ -28,6 +29,7 @@ Examples:
   looplab generate demo --prompt "First Citizen:"
   looplab generate demo --prompt "First Citizen:" --num-steps 2 --max-tokens 64
   looplab generate demo --prompt "To be" --exit-rule hazard --exit-threshold 0.5 --show-depths
+  looplab generate demo --prompt "To be" --draft-steps 1 --draft-tokens 4
   looplab generate FOLDER --prompt-file story.txt --temperature 0.8 --seed 1 --n 4
 """
 COLOURS = ("grey62", "steel_blue1", "cyan2", "green3", "yellow3", "orange1", "red1", "magenta")
@@ -72,7 +74,7 @@ class Options(EngineOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
-    options = tyro.cli(Options, args=list(argv) or ["--help"], prog="looplab generate", description=EPILOGUE.strip())
+    options = parsed(Options, "generate", argv, EPILOGUE)
     if options.num_steps is not None and options.exit_rule is not None:
         raise UserError("--num-steps and --exit-rule exclude each other. Got both. Leave one out.", exit_codes.USAGE)
     prompt = _prompt(options)
@@ -172,10 +174,18 @@ def summary(usage: "Usage") -> str:
     depth = usage.depth
     steps = ", ".join(f"{steps}: {tokens}" for steps, tokens in depth.histogram)
     mean = "" if depth.mean is None else f"; mean {depth.mean:.2f} of {depth.max_steps} steps ({steps})"
-    saved = f", {100 * depth.saved_flops_fraction:.0f} % of FLOPs saved" if depth.applications else ""
+    saved = "" if not depth.draft_rounds else f", {accepted(depth)}"
+    saved += f", {100 * depth.saved_flops_fraction:.0f} % of FLOPs saved" if depth.applications else ""
     warned = "".join(f"\nwarning: {text}" for text in depth.warnings)
     said = f"{usage.prompt_tokens} prompt + {usage.output_tokens} output tokens{mean}{saved}"
     return f"{said}; exit rule {depth.exit_rule}, KV rule {depth.kv_rule}, seed {usage.seed}{warned}"
+
+
+def accepted(depth: "DepthUsage") -> str:
+    """What guesses came to."""
+    assert depth.drafted_tokens and depth.accepted_tokens is not None and depth.draft_rounds
+    share, length = (depth.accepted_tokens / whole for whole in (depth.drafted_tokens, depth.draft_rounds))
+    return f"{share:.0%} of {depth.drafted_tokens} guesses accepted, {length:.2f} per round"
 
 
 def _prompt(options: Options) -> str:
@@ -184,8 +194,11 @@ def _prompt(options: Options) -> str:
         raise UserError(f"generate: give one of --prompt and --prompt-file. Got {got}.", exit_codes.USAGE)
     if options.prompt_file is None:
         return options.prompt
-    with user_error(exit_codes.DATA, (OSError, UnicodeDecodeError)):
+    try:
         return options.prompt_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        said = f"--prompt-file must be a text in UTF-8. Got {options.prompt_file}: {error}. Give another."
+        raise UserError(said, exit_codes.DATA) from None
 
 
 def _request(engine: "Engine", prompt: str, options: Options) -> "Request":
@@ -201,4 +214,5 @@ def _request(engine: "Engine", prompt: str, options: Options) -> "Request":
         stop=options.stop,
     )
     tokens = tuple(engine.tokenizer.encode(prompt))
-    return Request(tokens=tokens, sampling=sampling, depth=DepthParams(num_steps=options.num_steps), n=options.n)
+    depth = DepthParams(num_steps=options.num_steps, draft_steps=engine.config.draft_steps)
+    return Request(tokens=tokens, sampling=sampling, depth=depth, n=options.n)

@@ -12,6 +12,7 @@ import tyro
 
 from looplab.cli import exit_codes
 from looplab.cli.checkpoint import ReadAs, open_checkpoint
+from looplab.cli.config_file import FromFile, output_folder, parsed, resolved
 from looplab.cli.exit_codes import UserError, user_error
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ where serving finds it, and written to --out with a report.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ReadAs):
+class Options(FromFile, ReadAs):
     """Measure what early exits cost later tokens, for every KV rule, and say whether it is safe."""
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
@@ -87,23 +88,24 @@ class Options(ReadAs):
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
-    options = tyro.cli(Options, args=list(argv) or ["--help"], prog="looplab reuse", description=EPILOGUE.strip())
+    options = parsed(Options, "reuse", argv, EPILOGUE)
     from looplab.cli.device import check_device
     from looplab.engine.verdict import store_result
     from looplab.interop import builtin_folder, builtin_names
-    from looplab.records import dump_json
+    from looplab.records import dump_json, write_atomic
     from looplab.report.reuse import write_reuse
 
     check_device(options.device)
     _check(options)
+    output_folder(options.out)
     loaded = open_checkpoint(options.checkpoint, options, dtype=options.dtype, device=options.device)
     rule, rules = _rule(options, loaded), _kv_rules(options, loaded)
     result = _audited(options, loaded, rule, rules, shlex.join(["looplab", "reuse", *argv]))
-    options.out.mkdir(parents=True, exist_ok=True)
     with user_error(exit_codes.DATA, (ValueError,)):
         store_result(options.out, result)
         if not options.no_store and loaded.folder not in map(builtin_folder, builtin_names()):
             store_result(loaded.folder, result)
+    write_atomic(options.out / "options.json", dump_json(resolved(options)))
     write_reuse(result, options.out)
     if options.json:
         print(dump_json(result), end="")
@@ -119,6 +121,7 @@ def main(argv: Sequence[str]) -> int:
 def _check(options: Options) -> None:
     """What can be told before anything is opened."""
     least = {"windows": 8, "prompt_tokens": 1, "output_tokens": 2, "free_tokens": 0, "replicates": 1, "rows": 1}
+    least |= {"max_delay": 0} if options.max_delay is not None else {}
     for name, number in least.items():
         if getattr(options, name) < number:
             flag = name.replace("_", "-")

@@ -12,6 +12,7 @@ import tyro
 
 from looplab.cli import exit_codes
 from looplab.cli.checkpoint import open_checkpoint
+from looplab.cli.config_file import parsed
 from looplab.cli.engine_options import EngineOptions, open_engine
 from looplab.cli.exit_codes import UserError, user_error
 
@@ -74,7 +75,7 @@ class Options(EngineOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
-    options = tyro.cli(Options, args=list(argv) or ["--help"], prog="looplab serve", description=EPILOGUE.strip())
+    options = parsed(Options, "serve", argv, EPILOGUE)
     # The web framework takes a while to import and is an extra: nothing above needs it.
     from looplab.server.app import build_app, require_serve
     from looplab.server.config import LOCAL, ServerConfig
@@ -102,6 +103,8 @@ def main(argv: Sequence[str]) -> int:
         said = f"--port must be free on {options.host}. Got {options.port} ({error}). Choose another with --port."
         raise UserError(said, exit_codes.BUSY) from None
     with listening, open_engine(options.model, options) as engine:
+        if options.min_coda_rows is not None:
+            engine.predict()
         with user_error(exit_codes.MODEL, (ValueError,)):
             app = build_app(engine, engine.tokenizer, config)
         engine.start()
@@ -117,7 +120,7 @@ def _serve_replicas(options: Options, config: "ServerConfig") -> int:
 
     if not options.port:
         raise UserError("--port must be named with --replicas. Got 0. Choose one, such as 8000.", exit_codes.USAGE)
-    sizes = options.config()
+    sizes = options.engine_config()
     rows = sizes.launch_rows or (16 if options.device == "cpu" else 64)
     with user_error(exit_codes.USAGE, (ImportError, ValueError)):
         replicas = Replicas(
@@ -141,6 +144,8 @@ def start_lines(card: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
     threshold = card["config"]["exit_threshold"]
     rule = f"{default}({threshold:g})" if default and threshold is not None else default or "full, every token"
     yield f"depth: at most {card['max_steps']} steps; exit rule {rule}; loaded: {', '.join(card['exit_rules'])}"
+    if card["draft_steps"]:
+        yield f"drafts: up to {card['draft_tokens']} tokens guessed at {card['draft_steps']} steps, full depth confirms"
     for name, why in card["refused_rules"].items():
         yield f"depth: {name} is not loaded: {why}"
     yield (
@@ -151,7 +156,8 @@ def start_lines(card: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
         f"KV cache: rule {card['kv_rule']} ({card['kv_reason']}), {card['pages']:,} pages of {card['page_tokens']} "
         f"tokens = {card['kv_tokens']:,} tokens at {card['kv_bytes_per_token']:,} bytes; context {card['context']:,}"
     )
-    yield f"reuse of KV after early exits: {card['reuse']} (looplab reuse)"
+    verdict = "not asked, as no token stops early by default" if card["reuse"] == "full depth" else card["reuse"]
+    yield f"reuse of KV after early exits: {verdict} (looplab reuse)"
     yield f"numerics: {card['numerics']}; first states: {card['noise']}"
 
 
@@ -162,5 +168,7 @@ def url(host: str, port: int) -> str:
 
 
 def _realised(card: Mapping[str, Any]) -> str:
-    share = card.get("predicted_realised")
-    return "predicted realised fraction unknown" if share is None else f"predicted realised fraction {share:.3f}"
+    share = card["predicted_realised"]
+    if share is None:
+        return "realised fraction not predicted: launches of one row, or of the whole plan, or too few pages"
+    return f"predicted realised fraction {share:.3f} {card['predicted_for']}"

@@ -9,13 +9,14 @@ to do. Values are checked as well as types, because a request may come from Pyth
 """
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from looplab._registry import did_you_mean
+from looplab.engine.drafts import check_drafts
+from looplab.engine.pages import pages_of_request
 from looplab.engine.request import DepthParams, RefusedError, Request, SamplingParams
 
 MAX_CHOICES = 16
@@ -55,6 +56,12 @@ class CheckFacts:
     """(rule, why): rules that are not loaded, because the model has nothing for them or because they cannot pay."""
     exits_refused: str = ""
     """Why no token may stop early, such as "depth_indexed forbids exits; use last_exited"; empty: they may."""
+    draft_tokens: int = 4
+    """Most tokens that may be guessed in a round."""
+    draft_steps: int | None = None
+    """At which they are, where a request does not say; None: none are."""
+    drafts_refused: str = ""
+    """Why none may be guessed."""
 
 
 def check(request: Request, facts: CheckFacts) -> None:
@@ -75,16 +82,18 @@ def check(request: Request, facts: CheckFacts) -> None:
     check_prompt(request.tokens, facts.vocab)
     check_size(request, facts)
     check_depth(request.depth, facts)
+    if request.depth.replay is not None:
+        check_replay(request.depth.replay, request.n, facts.max_steps)
 
 
-def check_prompt(tokens: Sequence[int], vocab: int) -> None:
+def check_prompt(tokens: Sequence[int], vocab: int, name: str = "prompt") -> None:
     """Refuses no token at all, and ids outside the vocabulary."""
     if not tokens:
         raise RefusedError("empty_prompt", "prompt is empty and no token begins a text", "prompt")
     for position, token in enumerate(tokens):
         if not 0 <= token < vocab:
             raise RefusedError(
-                "invalid_token", f"token id {token} at position {position}; vocabulary has {vocab}", "prompt"
+                "invalid_token", f"token id {token} at position {position}; vocabulary has {vocab}", name
             )
 
 
@@ -99,17 +108,13 @@ def check_size(request: Request, facts: CheckFacts) -> None:
             f"{prompt} prompt + {output} output tokens; context {facts.context}; {todo}",
             "max_tokens" if room > 0 else "prompt",
         )
-    needed = pages_needed(prompt, output, request.n, facts.page_tokens)
+    needed = pages_of_request(prompt, output, request.n, facts.page_tokens)
     if needed > facts.pages:
         raise RefusedError(
-            "kv_too_small", f"needs {needed} pages; cache has {facts.pages}; raise --kv-fraction", "max_tokens"
+            "kv_too_small",
+            f"needs {needed} pages; cache has {facts.pages}; raise --kv-fraction or --num-pages",
+            "max_tokens",
         )
-
-
-def pages_needed(prompt: int, output: int, choices: int, page_tokens: int) -> int:
-    """Pages of the longest form of a request, whose choices share the full pages of the prompt."""
-    shared = prompt // page_tokens
-    return shared + choices * (math.ceil((prompt + output) / page_tokens) - shared)
 
 
 def check_sampling(sampling: SamplingParams, vocab: int, *, reads_prompt: bool = False) -> None:
@@ -160,13 +165,37 @@ def check_depth(depth: DepthParams, facts: CheckFacts) -> None:
     rule = depth.exit_rule or facts.default_rule
     if depth.exit_threshold is not None and rule is None:
         raise RefusedError("invalid_depth", "exit_threshold needs exit_rule; got none; name one", "exit_threshold")
-    if depth.exit_rule is not None:
-        _check_rule(depth.exit_rule, facts)
     early = (depth.exit_rule is not None and depth.exit_rule not in PLAIN) or depth.replay is not None
     if early and facts.exits_refused:
         raise RefusedError("exit_refused", facts.exits_refused, "exit_rule")
+    if depth.exit_rule is not None:
+        _check_rule(depth.exit_rule, facts)
     if rule is not None and (depth.exit_rule is not None or depth.exit_threshold is not None):
         _check_threshold(rule, depth.exit_threshold, optional=rule == facts.default_rule)
+    stops = "replay" if depth.replay is not None else None if depth.num_steps is not None or rule in PLAIN else rule
+    check_drafts(
+        depth,
+        rule=stops,
+        full_steps=depth.num_steps or depth.max_steps or facts.max_steps,
+        most_tokens=facts.draft_tokens,
+        default_steps=facts.draft_steps,
+        refused=facts.drafts_refused,
+    )
+
+
+def check_replay(replay: Sequence[Sequence[int]], choices: int, most: int) -> None:
+    """Refuses recorded depths of another number of choices, and those that no token can run."""
+    if len(replay) != choices:
+        raise RefusedError(
+            "invalid_depth", f"replay must have depths for every choice, {choices}; got {len(replay)}", "replay"
+        )
+    for choice, depths in enumerate(replay):
+        for index, steps in enumerate(depths):
+            if not (_is_int(steps) and 1 <= steps <= most):
+                place = f"token {index + 1} of choice {choice}"
+                raise RefusedError(
+                    "invalid_depth", f"replay must be in 1..{most}; got {said(steps)} at {place}", "replay"
+                )
 
 
 def _check_steps(depth: DepthParams, facts: CheckFacts) -> None:
@@ -178,7 +207,7 @@ def _check_steps(depth: DepthParams, facts: CheckFacts) -> None:
                 "invalid_depth", f"{name} must be in 1..{facts.max_steps}{trained}; got {said(steps)}", name
             )
     if depth.num_steps is not None:
-        for name in ("exit_rule", "exit_threshold", "min_steps", "max_steps", "exit_delay"):
+        for name in ("exit_rule", "exit_threshold", "min_steps", "max_steps", "exit_delay", "replay"):
             if getattr(depth, name) is not None:
                 raise RefusedError("invalid_depth", f"num_steps and {name} exclude each other; leave one out", name)
     most = depth.max_steps if depth.max_steps is not None else facts.max_steps
@@ -197,7 +226,7 @@ def _check_rule(name: str, facts: CheckFacts) -> None:
     if why is not None:
         raise RefusedError("exit_unavailable", why, "exit_rule")
     if name not in facts.exit_rules:
-        hint = did_you_mean(name, facts.exit_rules).replace("'", "")
+        hint = did_you_mean(name, facts.exit_rules).replace("'", "").replace("Did", "did")
         raise RefusedError(
             "exit_unavailable",
             f"exit_rule {name} is not loaded; loaded: {', '.join(facts.exit_rules) or 'none'};{hint or ' choose one'}",
@@ -244,6 +273,7 @@ def number(name: str, value: Any, low: float, high: float | None = None, *, open
     else:
         must = f"in {'(' if open_low else '['}{low:g}, {high:g}]"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
+        must = must if must.startswith("a ") else f"a number {must}"
         raise RefusedError("invalid_type", f"{name} must be {must}; got {said(value)}", name)
     above = value > low if open_low else value >= low
     if not (above and value <= (sys.float_info.max if high is None else high)):

@@ -61,6 +61,33 @@ class EngineConfig:
     """Act on the score of a step after the next one has been launched, which hides the way to the host."""
     allow_costly_exit: bool = False
     """Load rules that need coda and head after every step although they cannot pay here."""
+    draft_steps: int | None = None
+    """Steps at which tokens are guessed before full depth says them (`engine.drafts`), for requests that do not say.
+    None: none are guessed."""
+    draft_tokens: int = 4
+    """Guesses of a round, and the most that a request may ask for."""
     noise: Literal["zeros", "position", "request"] | None = None
     """First state of models that draw it. None: by position."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = {
+            "launch_rows": 1, "max_resident": 1, "min_coda_rows": 1, "num_pages": 2, "max_model_len": 1,
+            "page_tokens": 1, "prefill_chunk": 1, "min_steps": 1, "max_steps": 1, "exit_delay": 0, "max_waiting": 1,
+        }  # fmt: skip
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise ValueError(f"EngineConfig.{name} must be at least {bound}. Got {value}. Raise it.")
+        if not 0 < self.kv_fraction <= 1:
+            raise ValueError(f"EngineConfig.kv_fraction must be in (0, 1]. Got {self.kv_fraction}. Try 0.5.")
+        for low, high in (
+            ("launch_rows", "max_resident"),
+            ("min_coda_rows", "max_resident"),
+            ("min_steps", "max_steps"),
+        ):
+            below, above = getattr(self, low), getattr(self, high)
+            if below is not None and above is not None and below > above:
+                raise ValueError(
+                    f"EngineConfig.{low} must be at most {high}, {above}. Got {below}. Lower it or raise {high}."
+                )

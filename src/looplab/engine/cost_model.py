@@ -217,9 +217,13 @@ class CodaRows(NamedTuple):
 
 
 def fit_coda_rows(
-    config: EngineConfig, law: DepthLaw, *, core: LaunchCost, coda: LaunchCost
+    config: EngineConfig, law: DepthLaw, *, core: LaunchCost, coda: LaunchCost, among: Sequence[int] | None = None
 ) -> tuple[int, tuple[CodaRows, ...]]:
-    """The best m of 1, R/8, R/4, R/2 and R, the smallest within 1 % of the fastest; and what all of them come to."""
+    """The best m, the smallest within 1 % of the fastest; and what all of them come to.
+
+    Args:
+        among: Values of m to try. None: 1, R/8, R/4, R/2 and R.
+    """
     width, residents = config.launch_rows, config.max_resident
     if width is None or residents is None:
         raise ValueError(
@@ -227,7 +231,7 @@ def fit_coda_rows(
             f"Got {width} and {residents}. Resolve them first."
         )
     tried = []
-    for rows in sorted({max(1, residents // part) for part in (8, 4, 2, 1)} | {1}):
+    for rows in among or sorted({max(1, residents // part) for part in (8, 4, 2, 1)} | {1}):
         asked = replace(config, min_coda_rows=rows)
         window = simulate(asked, law, core=core, coda=coda, tokens=24, requests=5 * residents)
         share = realised_of(window, core=core, coda=coda, width=width)

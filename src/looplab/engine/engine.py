@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 
 from looplab.engine.check import check
 from looplab.engine.config import EngineConfig
-from looplab.engine.cost_model import DepthLaw, fit_coda_rows
+from looplab.engine.gates import GateExit, PreLoopExit
 from looplab.engine.live import Handle, Live
-from looplab.engine.probe import probe_launches
+from looplab.engine.probe import predict
 from looplab.engine.profile import Profile, served_kv_rule
 from looplab.engine.reports import Finished, Report
 from looplab.engine.request import (
@@ -93,12 +93,9 @@ class Engine:
         asked = config or EngineConfig()
         kept, why = served_kv_rule(model.spec, asked.kv_rule)
         self.runner = TorchRunner(model, replace(asked, kv_rule=kept), eos=tokenizer.eos, gates=gates or {})
-        self.config = self.runner.config
-        if asked.min_coda_rows is None:
-            self.config = replace(self.config, min_coda_rows=fitted_coda_rows(self.runner, self.config))
         self.profile = Profile(
             spec=model.spec,
-            config=self.config,
+            config=self.runner.config,
             facts=self.runner.facts,
             kv_rule=self.runner.kv_rule,
             kv_reason=why,
@@ -107,10 +104,15 @@ class Engine:
             bytes_per_token=self.runner.bytes_per_token,
             vocab=model.spec.vocab[0],
             weights=weight_hash(model),
+            gates=gate_hashes(self.runner.rules),
             rules=tuple(self.runner.rules),
             refused_rules=self.runner.refused_rules,
+            drafts_refused=self.runner.drafts_refused,
             verdicts=tuple(reuse),
         )
+        if asked.min_coda_rows is None:
+            self._predict(None)
+        self.config = self.profile.config
         self.facts = self.profile.check_facts()
         self.scheduler = Scheduler(
             self.config,
@@ -134,6 +136,18 @@ class Engine:
         self._beat = clock()
         self._ticks = 0
         self._said: deque[tuple[float, int]] = deque()
+
+    def predict(self) -> None:
+        """Times launches, so that `describe` says what early exits come to, where m was given; before `start`."""
+        self._predict(self.config.min_coda_rows)
+
+    def _predict(self, coda_rows: int | None) -> None:
+        law, depths = self.profile.depth_law()
+        found = predict(self.runner, self.profile.config, law, depths, coda_rows=coda_rows)
+        self.runner.padding = 0  # probes are over
+        if found is not None:
+            config = replace(self.profile.config, min_coda_rows=found.coda_rows)
+            self.profile = replace(self.profile, config=config, prediction=found)
 
     # From any thread.
 
@@ -164,7 +178,7 @@ class Engine:
             self._admit(name, tokens)
             self._ids.add(name)
             self._pending, self._pending_tokens = self._pending + 1, self._pending_tokens + tokens
-        self._inbox.put(lambda: self._add(live))
+            self._inbox.put(lambda: self._add(live))
         return handle
 
     def cancel(self, id: str) -> None:
@@ -174,7 +188,14 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raises RefusedError for a request that can never be served."""
         check(request, self.facts)
-        self.profile.check_reuse(request.depth)
+        blocks = self.profile.facts.blocks
+        if request.depth.replay is not None and blocks > 1:
+            raise RefusedError(
+                "invalid_depth",
+                f"replay must be of a model of one looped block; got {blocks}: recorded depths are sums over them",
+                "replay",
+            )
+        self.profile.check_reuse(self.runner.resolve(request.depth)[0])
 
     def stats(self) -> EngineStats:
         """Counters and lengths, as of between two ticks."""
@@ -217,7 +238,8 @@ class Engine:
 
     def close(self) -> None:
         """Stops the thread; open requests fail with code not_ready."""
-        self._draining = True
+        with self._lock:
+            self._draining = True
         if self._thread is None:
             self._take_inbox()
             self._end_all()
@@ -272,7 +294,8 @@ class Engine:
         while open_ or not all(answer.over for answer in answers):
             while open_:
                 try:
-                    self.submit(open_[0][0], open_[0][1].put)
+                    request, answer = open_[0]
+                    answer.request = self.submit(request, answer.put).id
                 except BusyError:
                     if self._draining or not self.alive:
                         raise
@@ -310,9 +333,12 @@ class Engine:
             while not self._stopping:
                 if not self.step():
                     self._wait()
+            self._take_inbox()
             self._end_all()
         except BaseException as error:
-            self.error = error
+            with self._lock:  # nothing enters the inbox from here on
+                self.error = error
+            self._take_inbox()
             for live in list(self._live.values()):
                 live.on_event(RequestFailed(code="internal", message=f"the engine stopped: {error}"))
             self._live.clear()
@@ -382,6 +408,7 @@ class Engine:
     def _usage(self, live: Live, took: Finished) -> Usage:
         depth, work = live.depth, self.profile.work
         most = self.profile.most_steps(depth)
+        drafts = depth.draft_steps is not None
         step = self.profile.step_work
         whole = took.decode_tokens * (work.outside + most * step)
         return Usage(
@@ -403,6 +430,9 @@ class Engine:
                 kv_rule=self.profile.kv_rule,
                 reuse=self.profile.verdict(depth),
                 warnings=self.profile.warnings(depth),
+                drafted_tokens=took.drafted_tokens if drafts else None,
+                accepted_tokens=took.accepted_tokens if drafts else None,
+                draft_rounds=took.draft_rounds if drafts else None,
             ),
         )
 
@@ -410,6 +440,7 @@ class Engine:
         return replace(
             self.scheduler.stats(),
             kv_bytes=self.profile.bytes_per_token * self.profile.facts.pages * self.config.page_tokens,
+            padding=self.runner.padding,
         )
 
     # Between the threads.
@@ -450,15 +481,10 @@ class Engine:
         return max(1, min(60, math.ceil(queued / rate) if rate else 60))
 
 
-def fitted_coda_rows(runner: TorchRunner, config: EngineConfig) -> int:
-    """m for this machine and model: two launches of core and readout are timed, and the scheduler itself is run against
-    the cost model that they give. Depths are taken to be spread evenly, as nothing is known of the requests to come."""
-    assert config.launch_rows and config.max_resident and config.min_coda_rows
-    if config.launch_rows < 2 or runner.facts.whole or config.launch_rows >= runner.facts.pages:
-        return config.min_coda_rows
-    core, coda = probe_launches(runner, config.launch_rows)
-    steps = max(runner.facts.max_steps)
-    return fit_coda_rows(config, DepthLaw(chances=(1 / steps,) * steps), core=core, coda=coda)[0]
+def gate_hashes(rules: Mapping[str, ExitRule | None]) -> tuple[tuple[str, str], ...]:
+    """Name and hash of the weights of every trained gate among some rules."""
+    trained = {name: rule for name, rule in rules.items() if isinstance(rule, GateExit | PreLoopExit)}
+    return tuple((name, weight_hash(rule.gate.module)) for name, rule in sorted(trained.items()))
 
 
 def depth_params(depth: int | ExitRule | DepthParams | None) -> DepthParams:
@@ -477,6 +503,7 @@ class _Answer:
     """Collects the events of one request of `generate`."""
 
     def __init__(self) -> None:
+        self.request = ""
         self.over = False
         self.failed: RequestFailed | None = None
         self.usage: Usage | None = None
@@ -509,7 +536,7 @@ class _Answer:
         said, end = self.tokens.get(choice, []), self.ends[choice]
         logprobs = tuple(event.logprob for event in said if event.logprob is not None)
         return Completion(
-            request="",
+            request=self.request,
             choice=choice,
             tokens=tuple(event.token for event in said),
             text="".join(event.text for event in said) + end.text,

@@ -131,7 +131,7 @@ class _Late:
 class _Exit:
     """The way out of one resident, and how far its token is on it."""
 
-    __slots__ = ("delay", "fired", "goal", "least", "most", "num_steps", "pending", "prompt", "replay", "rule")
+    __slots__ = ("delay", "fired", "least", "most", "num_steps", "pending", "prompt", "replay", "rule")
 
     def __init__(self, job: Job, rule: ExitRule | None, most: Sequence[int]):
         depth = job.depth
@@ -142,13 +142,12 @@ class _Exit:
         self.least = 1 if depth.min_steps is None else depth.min_steps
         self.delay = 0 if depth.exit_delay is None else depth.exit_delay
         self.most = tuple(m if depth.max_steps is None else min(m, depth.max_steps) for m in most)
-        self.goal = self.fired = 0
+        self.fired = 0
         self.pending: tuple[_Late, int, int] | None = None
 
-    def enter(self, block: int, row: Row) -> None:
+    def enter(self) -> None:
         """A token enters a block."""
         self.fired, self.pending = 0, None
-        self.goal = self.goal_of(block, row)
 
     def goal_of(self, block: int, row: Row) -> int:
         """Steps that a token runs, where that is known before; else 0."""
@@ -174,10 +173,10 @@ class _Exit:
         if step >= self.least and not self.fired:
             self.fired = step
 
-    def decide(self, block: int, steps: int) -> int:
+    def decide(self, block: int, steps: int, goal: int) -> int:
         """Depth chosen, where the token leaves after `steps` steps; else 0."""
         most = self.most[block]
-        end = self.goal or (min(self.fired + self.delay, most) if self.fired else most)
+        end = goal or (min(self.fired + self.delay, most) if self.fired else most)
         return end if steps >= end else 0
 
 
@@ -236,16 +235,20 @@ class Exits:
         """
         groups: dict[ExitRule, list[int]] = {}
         exits = [self._of[row.seat] for row in rows]
-        for place, (exit_, row, step) in enumerate(zip(exits, rows, steps, strict=True)):
+        # Known per token: rows of one resident may be guesses of few steps, and what confirms them.
+        goals = [exit_.goal_of(block, row) for exit_, row in zip(exits, rows, strict=True)]
+        for place, (exit_, step, goal) in enumerate(zip(exits, steps, goals, strict=True)):
             if step == 1:
-                exit_.enter(block, row)
+                exit_.enter()
             exit_.hear(step)
-            if not exit_.goal and not exit_.fired and step < exit_.most[block]:
+            if not goal and not exit_.fired and step < exit_.most[block]:
                 assert exit_.rule is not None
                 groups.setdefault(exit_.rule, []).append(place)
         for rule, places in groups.items():
             self._ask(rule, places, exits, steps, seats, before, state, context, score, logits, late)
-        return [Decision(exit_.decide(block, step)) for exit_, step in zip(exits, steps, strict=True)]
+        return [
+            Decision(exit_.decide(block, step, goal)) for exit_, step, goal in zip(exits, steps, goals, strict=True)
+        ]
 
     def _ask(
         self,

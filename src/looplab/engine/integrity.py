@@ -38,7 +38,8 @@ def _check_places(scheduler: "Scheduler") -> None:
     places: dict[int, list[str]] = {}
     for name, tokens in _queues(scheduler).items():
         for token in tokens:
-            if not token.dead and not (name == "in flight" and token.choice.item is not token):
+            stands = token.choice.item is token or (name != "in flight" and token.choice.round is None)
+            if stands and not token.dead:
                 places.setdefault(id(token.choice), []).append(name)
             if token.steps >= scheduler.facts.max_steps[token.block] and name.startswith("ready"):
                 raise IntegrityError(f"queues: {_choice(token.choice)} is ready for iteration {token.steps}")
@@ -49,12 +50,27 @@ def _check_places(scheduler: "Scheduler") -> None:
         reader = next((choice for choice in group.choices if choice in scheduler.admission.started), None)
         for choice in group.choices:
             found = places.pop(id(choice), [])
+            if choice.round is not None:
+                _check_round(scheduler, choice)
+                found.append("round")
             if choice.state is State.PREFILL and not choice.output and reader is not None and choice is not reader:
                 found.append("started")  # a sibling reads its prompt
             if len(found) != (choice.state is not State.ENDED):
                 raise IntegrityError(f"queues: {_choice(choice)} is in {found or 'no place'}")
     if places:
         raise IntegrityError(f"queues: choices of requests that are over are in {list(places.values())}")
+
+
+def _check_round(scheduler: "Scheduler", choice: Choice) -> None:
+    """The tokens of a round are each in one place, in order, in lanes of their own."""
+    round = choice.round
+    assert round is not None
+    found = [token for tokens in _queues(scheduler).values() for token in tokens if token.choice is choice]
+    alive = sorted(token.index for token in found if not token.dead)
+    indices = [token.index for token in round.tokens]
+    lanes = [token.index - round.first for token in round.tokens]
+    if not indices or alive != indices or lanes != [token.lane for token in round.tokens]:
+        raise IntegrityError(f"rounds: {_choice(choice)} waits for tokens {indices}, but {alive} are under way")
 
 
 def _check_table(scheduler: "Scheduler", choice: Choice) -> None:
@@ -67,6 +83,9 @@ def _check_table(scheduler: "Scheduler", choice: Choice) -> None:
         item = choice.item
         writes = choice.cursor if choice.state is State.STALLED else item.index if item is not None else 0
         covered = prompt + writes + (choice.state is not State.STALLED)
+        if choice.round is not None:
+            writes = choice.round.first
+            covered = prompt + writes + 1 + choice.round.size
         writes = prompt + writes
     if len(choice.table) != pages_of(covered, size):
         raise IntegrityError(f"tables: {_choice(choice)} has {len(choice.table)} pages for {covered} tokens")
@@ -96,7 +115,13 @@ def dump(scheduler: "Scheduler") -> str:
 def _queues(scheduler: "Scheduler") -> dict[str, list[Token]]:
     found = {f"ready {block}": list(queue.rows) for block, queue in enumerate(scheduler.ready)}
     in_flight = [token for flight in scheduler.codas for token in flight.tokens]
-    return {**found, "staged": list(scheduler.staged.rows), "coda": list(scheduler.coda.rows), "in flight": in_flight}
+    return {
+        **found,
+        "staged": list(scheduler.staged.rows),
+        "coda": list(scheduler.coda.rows),
+        "held": list(scheduler.held.rows),
+        "in flight": in_flight,
+    }
 
 
 def _lists(scheduler: "Scheduler") -> dict[str, list[Choice]]:
@@ -114,8 +139,9 @@ def _name(choice: Choice) -> str:
 
 
 def _choice(choice: Choice) -> str:
-    item = None if choice.item is None else (choice.item.index, choice.item.block, choice.item.steps)
+    tokens = choice.round.tokens if choice.round is not None else [] if choice.item is None else [choice.item]
+    items = [(token.index, token.block, token.steps) for token in tokens]
     return (
         f"{_name(choice)}: {choice.state.value}, seat {choice.seat}, {len(choice.group.request.tokens)} + "
-        f"{len(choice.output)} tokens, item {item}, pages {list(choice.table)}, in flight {choice.in_flight}"
+        f"{len(choice.output)} tokens, items {items}, pages {list(choice.table)}, in flight {choice.in_flight}"
     )

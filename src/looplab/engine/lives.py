@@ -1,10 +1,14 @@
-"""What becomes of the choices of requests: they begin, say tokens, end, fail, or give way and come back. No torch."""
+"""What becomes of the choices of requests: they begin, guess and say tokens, end, fail, or give way and come back.
+
+No torch.
+"""
 
 from bisect import insort
 from collections.abc import Callable, Sequence
 
 from looplab.engine.admission import Admission, Piece
 from looplab.engine.config import EngineConfig
+from looplab.engine.drafts import Rounds
 from looplab.engine.queues import RowQueue
 from looplab.engine.reports import Finished, Judge, Report
 from looplab.engine.request import ChoiceEnded, PromptRead, RequestFailed, TokenSaid
@@ -36,12 +40,14 @@ class Lives:
         clock: Callable[[], float],
     ):
         self.config, self.facts, self.seats, self.cache = config, facts, seats, seats.cache
-        self.admission, self.queues, self.book = admission, queues, book
+        self.admission, self.book = admission, book
         self.on_event, self.judge, self.clock = on_event, judge, clock
         self.groups: dict[str, Group] = {}
         self.stalled: list[Choice] = []
         self.begun: list[Token] = []
-        """Known tokens that are to be encoded in this tick."""
+        """Tokens that enter the loop in this tick."""
+        self.rounds = Rounds(facts, seats, book, self.begun)
+        self.queues = (*queues, self.rounds.held)
 
     def apply_piece(self, piece: Piece, result: Prefilled) -> None:
         """A part of a prompt has been read."""
@@ -79,36 +85,51 @@ class Lives:
 
     def apply_drawn(self, token: Token, drawn: Drawn) -> None:
         """A token has been drawn."""
-        choice, total = token.choice, self.book.total
-        if choice.state is State.ENDED:
-            total["discarded_tokens"] += 1
-            self.book.wasted["cancelled"] += token.executed
+        choice, round = token.choice, token.choice.round
+        if choice.state is State.ENDED or token.dead:
+            self._discard(token, "draft" if token.dead else "cancelled")
             return
-        is_last_known = choice.item is token
-        if is_last_known:
-            choice.item = None
         if token.index + 1 < len(choice.output):
-            total["replayed_tokens"] += 1
+            self.book.total["replayed_tokens"] += 1
             self.book.wasted["replay"] += token.executed
-        elif drawn.error:
-            total["discarded_tokens"] += 1
-            self.book.wasted["cancelled"] += token.executed
+        elif drawn.error:  # of a guess too: what it left would be read
+            self._discard(token, "cancelled")
             self._fail_numbers(choice.group, drawn.error)
+        elif token.drafts:
+            self.rounds.guess(token, drawn.token)
+        elif self._say_drawn(token, drawn):
             return
-        else:
-            total["decode_tokens"] += 1
-            total["chosen"] += token.chosen
-            self.book.wasted["delayed"] += token.executed - token.chosen
-            self.book.exit_steps[token.executed] += 1
-            choice.depths.append(token.depths)
-            group = choice.group
-            group.decode_tokens += 1
-            group.applications += token.executed
-            group.histogram[token.executed] = group.histogram.get(token.executed, 0) + 1
-            if self._accept(choice, drawn, token.executed):
-                return
-        if is_last_known:
+        if choice.state is State.ENDED:
+            return
+        if choice.item is token:
+            choice.item = None
             self.begin(choice, token.index + 1)
+        elif round is not None and not round.tokens:
+            choice.round = None
+            self.begin(choice, len(choice.output) - 1)
+
+    def _discard(self, token: Token, cause: str) -> None:
+        """Nobody needs what was drawn."""
+        self.book.total["discarded_tokens"] += 1
+        self.book.wasted[cause] += token.executed
+
+    def _say_drawn(self, token: Token, drawn: Drawn) -> bool:
+        """A token is said, and what was guessed after it is kept or dropped; True where the choice ends with it."""
+        choice, group, total = token.choice, token.choice.group, self.book.total
+        total["decode_tokens"] += 1
+        total["chosen"] += token.chosen
+        self.book.wasted["delayed"] += token.executed - token.chosen
+        self.book.exit_steps[token.executed] += 1
+        choice.depths.append(token.depths)
+        group.decode_tokens += 1
+        group.applications += token.executed
+        group.histogram[token.executed] = group.histogram.get(token.executed, 0) + 1
+        guessed = choice.round is None or self.rounds.confirms(token, drawn.token)
+        if self._accept(choice, drawn, token.executed):
+            return True
+        if not guessed:
+            self._withdraw(choice, "draft")
+        return False
 
     def _accept(self, choice: Choice, drawn: Drawn, steps: int) -> bool:
         """Adds a token to its text and reports it; True where the choice ends with it."""
@@ -133,8 +154,10 @@ class Lives:
         return reason is not None
 
     def begin(self, choice: Choice, index: int) -> None:
-        """Output token `index`, which is known, enters the loop, or waits for a page."""
-        if self.seats.cover(choice, len(choice.group.request.tokens) + index + 1):
+        """Output token `index`, which is known, enters the loop, alone or with guesses, or waits for a page."""
+        if self.rounds.begin(choice, index):
+            choice.state = State.DECODE
+        elif self.seats.cover(choice, len(choice.group.request.tokens) + index + 1):
             choice.state, choice.item = State.DECODE, Token(choice, index)
             self.begun.append(choice.item)
         else:
@@ -190,14 +213,9 @@ class Lives:
 
     def _take_out(self, choice: Choice, cause: str) -> None:
         """Removes a choice from wherever it is."""
-        item, group, admission = choice.item, choice.group, self.admission
-        if item is not None:
-            for queue in self.queues:
-                if item in queue.rows:
-                    queue.remove(item)
-                    item.dead = True
-                    self.book.wasted[cause] += item.executed
-            choice.item = None
+        group, admission = choice.group, self.admission
+        self._withdraw(choice, "draft" if choice.round is not None and cause == "late" else cause)
+        choice.item = choice.round = None
         if choice.state is State.WAITING and choice.index == 0:
             admission.line.remove(group)
         for places in (admission.started, admission.returning, self.stalled):
@@ -208,6 +226,23 @@ class Lives:
         choice.state = State.ENDED
         group.open -= 1
         admission.preempted = False
+
+    def _withdraw(self, choice: Choice, cause: str) -> None:
+        """Nobody waits any more for what the tokens of a choice will yield."""
+        tokens = choice.round.tokens if choice.round is not None else [choice.item] if choice.item is not None else []
+        for token in tokens:
+            if token in self.begun:
+                self.begun.remove(token)
+                self.book.wasted[cause] += token.executed
+            for queue in self.queues:
+                if token in queue.rows:
+                    queue.remove(token)
+                    token.dead = True
+                    self.book.wasted[cause] += token.executed
+            if cause == "draft":  # those in flight are counted when they come back
+                token.dead = True
+        if choice.round is not None:
+            choice.round.tokens = []
 
     def _close(self, group: Group) -> None:
         del self.groups[group.request.id]
@@ -261,4 +296,7 @@ def _finished(group: Group) -> Finished:
         histogram=tuple(sorted(group.histogram.items())),
         applications=group.applications,
         preemptions=group.preemptions,
+        drafted_tokens=group.drafted,
+        accepted_tokens=group.confirmed,
+        draft_rounds=group.rounds,
     )

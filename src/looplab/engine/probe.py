@@ -2,18 +2,58 @@
 
     T(n) = a (h + n)      fitted to the fastest of a few launches of W / 4 rows (1 at least) and of W rows
 
-The probe runs on a fresh runner: it takes seats 0 .. W - 1 and a page for each, and gives all of them back.
+The probe runs on a fresh runner: it takes seats 0 .. W - 1 and a page for each, and gives all of them back. `predict`
+runs the scheduler itself against what was found.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from looplab.engine.bound import LaunchCost, fit_launch
+from looplab.engine.config import EngineConfig
+from looplab.engine.cost_model import DepthLaw, fit_coda_rows
 from looplab.engine.request import DepthParams, SamplingParams
 from looplab.engine.stages import Job, Row, Runner, Span
 
 REPEATS = 3
 """Launches of each size that are timed, after one that is not."""
+
+
+class Prediction(NamedTuple):
+    """What early exits come to, by the cost model of this machine."""
+
+    coda_rows: int
+    """m: rows that a readout waits for."""
+    realised: float
+    """Share of S_max."""
+    depths: str
+    """Which depths this is for, in words."""
+
+
+def predict(
+    runner: Runner,
+    config: EngineConfig,
+    law: DepthLaw,
+    depths: str,
+    *,
+    coda_rows: int | None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Prediction | None:
+    """The best m and what it comes to; None where launches are not of single iterations, or cannot be timed.
+
+    Args:
+        config: With W and R as numbers.
+        depths: What `law` stands for, in words.
+        coda_rows: m, where it is given.
+    """
+    width = config.launch_rows
+    assert width is not None
+    if width < 2 or runner.facts.whole or width >= runner.facts.pages:
+        return None
+    core, coda = probe_launches(runner, width, clock=clock)
+    rows, tried = fit_coda_rows(config, law, core=core, coda=coda, among=None if coda_rows is None else (coda_rows,))
+    return Prediction(rows, next(one.realised for one in tried if one.rows == rows), depths)
 
 
 def probe_launches(

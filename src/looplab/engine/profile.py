@@ -8,9 +8,11 @@ from typing import Any
 from looplab.engine.bound import Work, speedup_bound, work_of
 from looplab.engine.check import CheckFacts
 from looplab.engine.config import EngineConfig
+from looplab.engine.cost_model import DepthLaw
+from looplab.engine.probe import Prediction
 from looplab.engine.request import DepthParams, RefusedError
 from looplab.engine.stages import Facts
-from looplab.engine.verdict import ReuseResult, verdict_for
+from looplab.engine.verdict import ReuseResult, ReuseVerdict, verdict_for
 from looplab.recurrence.depth.base import DepthSampler, Grid
 from looplab.recurrence.kv.depth_indexed import DepthIndexed
 from looplab.recurrence.spec import LoopSpec
@@ -18,6 +20,13 @@ from looplab.recurrence.spec import LoopSpec
 DEPTH_INDEXED = "depth_indexed"
 FULL = "full depth"
 """In place of a verdict where no token stops early."""
+SUMMED = ("hazard", "same_step", "lookahead", "preloop")
+"""Rules whose number is a summed probability: with 1 every token runs all steps."""
+DECIDING = (
+    "exit_rule", "exit_threshold", "min_steps", "max_steps", "exit_delay", "offset_one", "draft_steps", "draft_tokens",
+    "prefill_chunk", "max_model_len", "seed",
+)  # fmt: skip
+"""Fields of the configuration that answers depend on; the others are sizes, some of them found anew at every start."""
 
 
 def served_kv_rule(spec: LoopSpec, asked: str | None) -> tuple[str | None, str]:
@@ -56,12 +65,18 @@ class Profile:
     bytes_per_token: int
     vocab: int
     weights: str
+    gates: tuple[tuple[str, str], ...] = ()
+    """Trained gates: name and hash of their weights."""
     rules: tuple[str, ...] = ()
     """Names of the exit rules that requests may use, those of gates among them."""
     refused_rules: Mapping[str, str] = field(default_factory=dict)
     """The others, and why."""
+    drafts_refused: str = ""
+    """Why no tokens are guessed ahead of full depth; empty: they may be."""
     verdicts: tuple[ReuseResult, ...] = ()
     """What the reuse audit found of this checkpoint, under one exit rule each."""
+    prediction: Prediction | None = None
+    """What launches of this machine make of early exits."""
 
     @property
     def work(self) -> Work:
@@ -123,6 +138,9 @@ class Profile:
             default_rule=self.config.exit_rule,
             refused_rules=tuple(self.refused_rules.items()),
             exits_refused=refused,
+            draft_tokens=self.config.draft_tokens,
+            draft_steps=self.config.draft_steps,
+            drafts_refused=self.drafts_refused,
         )
 
     def root(self) -> bytes:
@@ -135,8 +153,9 @@ class Profile:
         return seed.to_bytes(9, "big", signed=True) if self.noise == "request" else b""
 
     def fingerprint(self) -> str:
-        """Hash of weights, configuration, gates and numerics."""
-        said = f"{self.weights} {self.config} {self.rules} {self.numerics}"
+        """Hash of what answers depend on: weights, gates, cache rule, numerics, first states and `DECIDING` fields."""
+        decided = [getattr(self.config, name) for name in DECIDING]
+        said = f"{self.weights} {self.gates} {self.rules} {self.kv_rule} {self.numerics} {self.noise} {decided}"
         return "fp_" + hashlib.blake2b(said.encode(), digest_size=6).hexdigest()
 
     def most_steps(self, depth: DepthParams) -> int:
@@ -147,22 +166,41 @@ class Profile:
     def early(self, depth: DepthParams) -> bool:
         """Whether tokens of a request may stop early."""
         rule = self.config.exit_rule if depth.exit_rule is None else depth.exit_rule
-        known = depth.num_steps is not None or rule in (None, "full", "fixed")
-        return depth.replay is not None or not known
+        threshold = depth.exit_threshold
+        if threshold is None and rule == self.config.exit_rule:
+            threshold = self.config.exit_threshold
+        known = rule in (None, "full", "fixed") or (rule in SUMMED and threshold == 1)
+        return depth.replay is not None or (depth.num_steps is None and not known)
 
     def verdict(self, depth: DepthParams) -> str:
         """Whether later tokens can use what those of this request leave: a word of the reuse audit, "unknown" where
         nobody measured it, "full depth" where no token stops early."""
         if not self.early(depth):
             return FULL
+        found = self._measured(depth)
+        return "unknown" if found is None else found.word
+
+    def depth_law(self) -> tuple[DepthLaw, str]:
+        """Depths of decoded tokens as far as they are known, and where they come from: of the default exit rule, if the
+        reuse audit counted them under it; else spread evenly."""
+        steps, early = max(self.facts.max_steps), self.early(DepthParams())
+        found = self._measured(DepthParams()) if early else None
+        counts = {int(one.name): one.tokens for one in found.by_depth} if found is not None else {}
+        total = sum(counts.values())
+        if found is None or not total or max(counts) > steps:
+            return DepthLaw(chances=(1 / steps,) * steps), f"if depths were spread evenly over 1..{steps}"
+        chances = tuple(counts.get(step, 0) / total for step in range(1, steps + 1))
+        return DepthLaw(chances=chances), f"at the depths that looplab reuse measured, mean {found.mean_depth:.2f}"
+
+    def _measured(self, depth: DepthParams) -> ReuseVerdict | None:
+        """What the reuse audit found under the exit rule of a request."""
         name, threshold = depth.exit_rule, depth.exit_threshold
         if name is None:
             name, threshold = self.config.exit_rule, self.config.exit_threshold
         least = self.config.min_steps if depth.min_steps is None else depth.min_steps
         delay = self.config.exit_delay if depth.exit_delay is None else depth.exit_delay
         rule = rule_name(name or "replay", threshold, least)
-        found = verdict_for(self.verdicts, weights=self.weights, exit_rule=rule, kv_rule=self.kv_rule, delay=delay)
-        return "unknown" if found is None else found.word
+        return verdict_for(self.verdicts, weights=self.weights, exit_rule=rule, kv_rule=self.kv_rule, delay=delay)
 
     def check_reuse(self, depth: DepthParams) -> None:
         """Refuses early exits without a pass, where the engine requires one.
@@ -200,6 +238,8 @@ class Profile:
             "kv_rule": self.kv_rule,
             "kv_reason": self.kv_reason,
             "depth_causal": self.facts.depth_causal,
+            "draft_steps": self.config.draft_steps,
+            "draft_tokens": self.config.draft_tokens,
             "reuse": self.verdict(DepthParams()),
             "context": self.facts.max_tokens,
             "numerics": self.numerics,
@@ -212,6 +252,8 @@ class Profile:
             "kv_bytes_per_token": self.bytes_per_token,
             "kv_tokens": (self.facts.pages - 1) * self.facts.page_tokens,
             "bound_at_half_depth": round(self.bound_at_half_depth, 3),
+            "predicted_realised": None if self.prediction is None else round(self.prediction.realised, 3),
+            "predicted_for": "" if self.prediction is None else self.prediction.depths,
             "fingerprint": self.fingerprint(),
             "weights": self.weights,
             "config": asdict(self.config),

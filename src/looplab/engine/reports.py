@@ -21,6 +21,9 @@ class Finished:
     applications: int
     """Core applications of its decoded tokens: the sum of steps over the histogram."""
     preemptions: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    draft_rounds: int = 0
 
 
 Report = PromptRead | TokenSaid | ChoiceEnded | Finished | RequestFailed

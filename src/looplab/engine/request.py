@@ -53,6 +53,10 @@ class DepthParams:
     """Steps that a token still runs after the rule fired."""
     replay: tuple[tuple[int, ...], ...] | None = None
     """Per choice, the steps of every output token after the first: recorded depths, in place of a rule."""
+    draft_steps: int | None = None
+    """Steps at which tokens are guessed that full depth then confirms or replaces (`engine.drafts`); 0: none are."""
+    draft_tokens: int | None = None
+    """Most tokens that are guessed before they are confirmed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,12 @@ class DepthUsage:
     """Verdict of the reuse audit; "unknown" where none was made, "full depth" where no token may stop early."""
     cached_exited_tokens: int = 0
     warnings: tuple[str, ...] = ()
+    drafted_tokens: int | None = None
+    """Tokens guessed at few steps; None, as in the two below, where none were to be."""
+    accepted_tokens: int | None = None
+    """Guesses that full depth said too."""
+    draft_rounds: int | None = None
+    """How often guesses were checked: each time full depth says the accepted ones and one token more."""
 
     @property
     def mean(self) -> float | None:

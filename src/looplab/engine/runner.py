@@ -5,9 +5,10 @@
     core      seats -> step(state, context, block, iteration per row, cache) -> seats, exit rules
     coda      seats -> coda -> head -> draws -> encode of what was drawn
 
-What belongs to a choice (state, context, memory of its rule, text) lies in banks with one place per seat, on the
-device; a launch gathers its rows and puts them back. What belongs to a text lies in pages (`engine.slots`). Tokens that
-were drawn go on to their encoding on the device; the host reads them, and late exit flags, from pinned copies.
+What belongs to a choice (state, context, memory of its rule, text) lies in banks on the device, with one place per seat
+and, for states and contexts, per lane; a launch gathers its rows and puts them back. What belongs to a text lies in
+pages (`engine.slots`). Tokens that were drawn go on to their encoding on the device; the host reads them, and late exit
+flags, from pinned copies.
 
 A *section* is a loop that tokens leave one by one: a block, or the cycles of a two-level model. Where sections cannot
 be launched separately (layer-loop, dense, two levels, or `segments="plan"`) a core launch takes its rows through all of
@@ -28,17 +29,20 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from looplab._types import Bool, Float, Int
+from looplab._types import Float, Int
 from looplab.engine import sampling
 from looplab.engine.config import EngineConfig
+from looplab.engine.drafts import lanes, refusal, with_drafts
 from looplab.engine.exits import Exits, build_rule, check_bounds, loadable
+from looplab.engine.launches import Found, Launch, PromptReads, SpanResult
 from looplab.engine.request import DepthParams, RefusedError
+from looplab.engine.sections import check_kv_rule, check_model, sections_of
 from looplab.engine.slots import (
     PagedCache,
     bytes_per_token,
@@ -51,10 +55,9 @@ from looplab.engine.slots import (
 from looplab.engine.stages import Decision, Drawn, Facts, Job, Prefilled, Row, Span
 from looplab.recurrence import state as states
 from looplab.recurrence.exit import ExitRule
-from looplab.recurrence.exit.base import exit_points
-from looplab.recurrence.kv.base import KVRule
 from looplab.recurrence.kv.depth_indexed import DepthIndexed
-from looplab.recurrence.plan import Blocks, LayerLoop, ModelLoop, Plan, Sequential
+from looplab.recurrence.kv.first import First
+from looplab.recurrence.plan import Blocks, ModelLoop, Plan
 from looplab.recurrence.spec import LoopSpec
 from looplab.recurrence.state import standard_noise
 
@@ -82,6 +85,8 @@ class TorchRunner:
         noise: How first states are drawn: none, zeros, position or request.
         bytes_per_token: Of all cache layers and slots together.
         refused_rules: Exit rules that are not loaded -> why.
+        drafts_refused: Why no tokens are guessed ahead; empty: they may be.
+        padding: Rows and tokens so far that launches computed and nobody asked for.
 
     Args:
         model: In eval mode.
@@ -100,17 +105,17 @@ class TorchRunner:
         gates: Mapping[str, ExitRule] | None = None,
     ):
         spec: LoopSpec = model.spec
-        _check_model(spec, ragged_cache=model.ragged_cache)
+        check_model(spec, ragged_cache=model.ragged_cache)
         self.model, self.spec, self.eos = model, spec, eos
         weight = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self._rule = spec.kv_rule if config.kv_rule is None else rule_of(config.kv_rule)
-        _check_kv_rule(spec, self._rule)
+        check_kv_rule(spec, self._rule)
         self.kv_rule, self.numerics = name_of(self._rule), config.numerics
         self.noise = (config.noise or "position") if spec.noise_width else "none"
         self._turns = isinstance(spec.order, ModelLoop | Blocks)
         whole = config.segments == "plan" or not self._turns
-        self._sections = _sections(spec, config.max_steps)
+        self._sections = sections_of(spec, config.max_steps)
         most = tuple(len(section) for section in self._sections)
         self._plans: dict[int, Plan] = {}
         iterations = self._plan(max(most)).iterations()
@@ -126,6 +131,7 @@ class TorchRunner:
             page_tokens=config.page_tokens,
             max_tokens=self.config.max_model_len,
             depth_causal=depth_causal(self._rule),
+            resumes=not whole and len(most) == 1 and spec.grid is None,
         )
         self.rules, self.refused_rules = loadable(
             spec,
@@ -134,7 +140,13 @@ class TorchRunner:
             refuses_exits=refuses_exits(self._rule),
             allow_costly=config.allow_costly_exit,
         )
-        self.resolve(DepthParams())
+        self.drafts_refused = refusal(
+            self.kv_rule,
+            looks_ahead=not isinstance(self._rule, DepthIndexed | First),
+            homogeneous_steps=config.homogeneous_steps,
+        )
+        self.resolve(DepthParams(draft_steps=config.draft_steps))
+        self.padding = 0
         self.cache = PagedCache(
             shapes,
             self._rule,
@@ -147,20 +159,21 @@ class TorchRunner:
         )
         seats = self.config.max_resident
         self.exits = Exits(spec, seats, most, offset_one=config.offset_one, device=self.device)
-        self._sink = seats
+        self._seats = seats
+        self._sink = seats * lanes(config)
         self._unit = self._least = 1
         if self.numerics == "exact":  # sums over whole vectors have the same bits however many zeros follow
             self._unit = VECTOR // math.gcd(VECTOR, config.page_tokens)
             self._least = -(-SMALL // (min(width for _, width in shapes.values()) * config.page_tokens))
         widest = self._width(-(-self.facts.max_tokens // config.page_tokens))
-        self._tables = torch.zeros(seats + 1, widest, dtype=torch.long)
+        self._tables = torch.zeros(seats + 1, widest, dtype=torch.long)  # the last one of padding
         self._pages: list[tuple[int, ...]] = [()] * (seats + 1)
         self._jobs: dict[int, Job] = {}
         self._texts: dict[int, list[int]] = {}
         self._state: Any = None
         self._context: Any = None
         self._noise_table = torch.zeros(0, spec.noise_width)
-        self._waiting: dict[int, _Launch] = {}
+        self._waiting: dict[int, Launch] = {}
         self._tickets = 0
         self._tile: int | None = None
         if self.numerics == "exact":
@@ -174,6 +187,10 @@ class TorchRunner:
         Raises:
             RefusedError: It cannot be served.
         """
+        resolved, prefill_steps = self._resolve(depth)
+        return with_drafts(resolved, depth, self.config, refused=self.drafts_refused), prefill_steps
+
+    def _resolve(self, depth: DepthParams) -> tuple[DepthParams, int]:
         c, most = self.config, max(len(section) for section in self._sections)
         for name in ("num_steps", "max_steps", "min_steps"):
             asked = getattr(depth, name)
@@ -232,11 +249,11 @@ class TorchRunner:
     def prefill(self, spans: Sequence[Span]) -> int:
         """Starts the launch of some spans; returns its ticket."""
         with self._numerics():
-            parts: dict[int, _Spans] = {}
+            parts: dict[int, SpanResult] = {}
             for places in self._packed(spans):
                 launch = self._prefill([spans[place] for place in places])
-                parts |= {place: _Spans(launch, number) for number, place in enumerate(places)}
-        return self._started(_Launch(self.device, lambda: tuple(parts[i].finish() for i in range(len(spans)))))
+                parts |= {place: SpanResult(launch, number) for number, place in enumerate(places)}
+        return self._started(Launch(self.device, lambda: tuple(parts[i].finish() for i in range(len(spans)))))
 
     def encode(self, rows: Sequence[Row], tokens: Sequence[int]) -> None:
         """Embedding and prelude of known tokens."""
@@ -259,7 +276,7 @@ class TorchRunner:
             self._settle()
         with self._numerics():
             parts = [self._coda(part) for part in self._tiles(rows)]
-        return self._started(_Launch(self.device, lambda: tuple(drawn for part in parts for drawn in part())))
+        return self._started(Launch(self.device, lambda: tuple(drawn for part in parts for drawn in part())))
 
     def poll(self, ticket: int, *, wait: bool) -> tuple[Prefilled, ...] | tuple[Drawn, ...] | None:
         """Results of a launch; None while it is under way and `wait` is False."""
@@ -272,7 +289,7 @@ class TorchRunner:
     # Stages.
 
     def _encode(self, rows: Sequence[Row], positions: Sequence[int], tokens: Int[Tensor, " batch"]) -> None:
-        """Puts state and context of these tokens into their seats."""
+        """Puts state and context of these tokens into their places."""
         new = [row.pages[p // self.facts.page_tokens] for row, p in zip(rows, positions, strict=True)
                if p % self.facts.page_tokens == 0]  # fmt: skip
         if new:
@@ -349,7 +366,8 @@ class TorchRunner:
         going = [i for i, row in enumerate(rows) if row.successor]
         if going:
             followers = tokens if len(going) == len(rows) else tokens[torch.tensor(going, device=self.device)]
-            self._encode([rows[i] for i in going], [rows[i].position + 1 for i in going], followers)
+            entering = [rows[i]._replace(lane=rows[i].next_lane) for i in going]
+            self._encode(entering, [row.position + 1 for row in entering], followers)
         found = self._found(logits, tokens, [want.sampling.logprobs for want in wants])
 
         def finish() -> list[Drawn]:
@@ -392,9 +410,10 @@ class TorchRunner:
     def _depth_of(self, span: Span) -> int:
         return self._jobs[span.seat].prefill_steps
 
-    def _prefill(self, spans: Sequence[Span]) -> "_Read":
+    def _prefill(self, spans: Sequence[Span]) -> PromptReads:
         size, lengths = self.facts.page_tokens, [span.stop - span.start for span in spans]
         longest = max(lengths)
+        self.padding += len(spans) * longest - sum(lengths)
         self.cache.fresh(
             [page for span in spans for page in span.pages[-(-span.start // size) : -(-span.stop // size)]]
         )
@@ -406,7 +425,7 @@ class TorchRunner:
         own = None if min(lengths) == longest else offset < length
         seats, deepest = [span.seat for span in spans], max(span.stop for span in spans)
         table = self._table(seats, [span.pages for span in spans], len(spans), -(-deepest // size))
-        self.cache.begin(table, at, own)
+        self.cache.begin(table, at, own, visible=None if self.numerics == "exact" else deepest)
         context = self.model.encode(tokens, self.cache, positions=at, valid=own)
         state = self.model.init_state(context, self._first_noise(at, deepest, seats))
         for block, iteration, ordinal in self._run(self._depth_of(spans[0])):
@@ -415,9 +434,9 @@ class TorchRunner:
             state = self.model.step(state, context, block, index, self.cache)
         wanted = any(span.seats or span.prompt_logprobs is not None for span in spans)
         if not wanted and not self.spec.cost.coda.layers:
-            return _Read({}, {})
+            return PromptReads({}, {})
         hidden = self.model.coda(state, context, self.cache)
-        return _Read(
+        return PromptReads(
             {i: self._first_tokens(span, hidden[i, lengths[i] - 1]) for i, span in enumerate(spans) if span.seats},
             {i: self._read_prompt(span, hidden[i]) for i, span in enumerate(spans) if span.prompt_logprobs is not None},
         )
@@ -469,13 +488,19 @@ class TorchRunner:
     def _announce(
         self, rows: Sequence[Row], positions: Sequence[int]
     ) -> tuple[Int[Tensor, " batch"], Int[Tensor, "batch 1"]]:
-        """Tells the cache which rows come; returns their seats and positions, rows of padding included."""
+        """Tells the cache which rows come; returns their places in the banks and positions, padding included."""
         more = self._padded(len(rows)) - len(rows)
+        self.padding += more
         seats = [row.seat for row in rows]
-        numbers = torch.tensor([seats + [self._sink] * more, [*positions, *[0] * more]], device=self.device)
+        places = [row.lane * self._seats + row.seat for row in rows]
+        numbers = torch.tensor([places + [self._sink] * more, [*positions, *[0] * more]], device=self.device)
         width = max(positions) // self.facts.page_tokens + 1
         table = self._table(seats, [row.pages for row in rows], len(rows) + more, width)
-        self.cache.begin(table, numbers[1, :, None])
+        if self.numerics == "exact":
+            self.cache.begin(table, numbers[1, :, None])
+        else:
+            visible = max(positions) + 1
+            self.cache.begin(table, numbers[1, :, None], visible=visible, equal=min(positions) + 1 == visible)
         return numbers[0], numbers[1, :, None]
 
     def _table(
@@ -489,7 +514,7 @@ class TorchRunner:
                     line.fill_(own[0])
                     line[: len(own)] = torch.tensor(own)
                 self._pages[seat] = own
-        index = torch.tensor([*seats, *[self._sink] * (rows - len(seats))])
+        index = torch.tensor([*seats, *[self._seats] * (rows - len(seats))])
         return self._tables.narrow(1, 0, self._width(width)).index_select(0, index).to(self.device, non_blocking=True)
 
     def _width(self, pages: int) -> int:
@@ -507,7 +532,7 @@ class TorchRunner:
         return [rows[i : i + self._tile] for i in range(0, len(rows), self._tile)]
 
     def _bank(self, rows: Any) -> Any:
-        """A place per seat for such values, and one for padding."""
+        """A place per lane and seat for such values, and one for padding."""
         return states.map(lambda leaf: leaf.new_zeros(self._sink + 1, *leaf.shape[1:]), rows)
 
     def _take(self, bank: Any, index: Int[Tensor, " batch"]) -> Any:
@@ -569,26 +594,30 @@ class TorchRunner:
         ends: tuple[int, ...] = ()
         if position - prompt < s.min_tokens:
             ends = s.stop_token_ids if s.ignore_eos or self.eos is None else (*s.stop_token_ids, self.eos)
-        return sampling.Draw(s, job.seed, job.choice, position - prompt, self._texts[seat], prompt, ends)
+        text: Sequence[int] = self._texts[seat]
+        if sampling.penalised(s):  # guesses may follow
+            text = text[:position]
+        return sampling.Draw(s, job.seed, job.choice, position - prompt, text, prompt, ends)
 
     def _found(
         self, logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, " rows"], alternatives: Sequence[int | None]
-    ) -> "_Found":
+    ) -> Found:
         asked = [count for count in alternatives if count is not None]
         told = sampling.read(sampling.log_probs(logits), tokens, max(asked)) if asked else None
-        return _Found(tokens, logits.isfinite().all(dim=-1), told, alternatives)
+        return Found(tokens, logits.isfinite().all(dim=-1), told, alternatives)
 
     def _say(self, seat: int, position: int, token: int) -> None:
         text = self._texts[seat]
-        del text[position:]
-        text.append(token)
+        if text[position : position + 1] != [token]:  # else guesses that follow stand
+            del text[position:]
+            text.append(token)
 
     def _settle(self) -> None:
         """Waits for all launches: what comes next depends on the tokens they drew."""
         for launch in self._waiting.values():
             launch.result()
 
-    def _started(self, launch: "_Launch") -> int:
+    def _started(self, launch: Launch) -> int:
         self._tickets += 1
         self._waiting[self._tickets] = launch
         return self._tickets
@@ -666,7 +695,8 @@ class TorchRunner:
         """All that a row goes through in two tokens, at this place among so many rows."""
         size, tokens = self.facts.page_tokens, self.spec.token_ids or self.spec.vocab[0]
         # Neighbours have longer tables, so that the row's own entries are followed by zeros.
-        pages = [(1, 2) if seat == place else (3 + 2 * seat, 4 + 2 * seat) * 4 for seat in range(crowd)]
+        width = self._tables.shape[1]
+        pages = [((1, 2) if seat == place else (3 + 2 * seat, 4 + 2 * seat) * 4)[:width] for seat in range(crowd)]
         longest, own = min(8 * size, self.facts.max_tokens) - 2, min(2 * size, self.facts.max_tokens) - 2
         for seat in range(crowd):
             self.open(seat, Job(
@@ -705,6 +735,8 @@ class TorchRunner:
     def _resolved(self, config: EngineConfig) -> EngineConfig:
         """The configuration with sizes in place of None."""
         rows = config.launch_rows or (64 if self.device.type == "cuda" else 16)
+        if config.launch_rows is None and config.max_resident is not None:
+            rows = min(rows, config.max_resident)
         resident = config.max_resident or rows + max(1, rows // 2)
         longest = config.max_model_len or self.spec.max_positions or LONGEST
         if self.spec.max_positions is not None and longest > self.spec.max_positions:
@@ -731,127 +763,3 @@ class TorchRunner:
             free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         fitting = int(free * config.kv_fraction) // (self.bytes_per_token * config.page_tokens)
         return 1 + max(1, min(fitting, 2 * needed))
-
-
-class _Launch:
-    """A launch under way."""
-
-    def __init__(self, device: torch.device, finish: Callable[[], Any]):
-        self._finish, self._result = finish, None
-        self._event = torch.cuda.Event() if device.type == "cuda" else None
-        if self._event is not None:
-            self._event.record()
-        else:
-            self._result = finish()
-
-    def done(self) -> bool:
-        """Whether its results have come."""
-        return self._event is None or self._event.query()
-
-    def result(self) -> Any:
-        """Its results; waits where they have not come."""
-        if self._result is None:
-            assert self._event is not None
-            self._event.synchronize()
-            self._result = self._finish()
-        return self._result
-
-
-class _Found:
-    """What a readout found, on its way to the host."""
-
-    def __init__(
-        self,
-        tokens: Int[Tensor, " rows"],
-        finite: Bool[Tensor, " rows"],
-        told: sampling.Read | None,
-        alternatives: Sequence[int | None],
-    ):
-        self.tokens, self.finite, self.alternatives = to_host(tokens), to_host(finite), alternatives
-        self.told = None if told is None else sampling.Read(*map(to_host, told))
-
-    def drawn(self, places: Sequence[tuple[int, int]]) -> list[Drawn]:
-        """One per row. `places`: (position, steps) of the token that was read."""
-        tokens = self.tokens.tolist()
-        told = [None] * len(tokens) if self.told is None else sampling.told(self.told, tokens, self.alternatives)
-        return [
-            Drawn(token, logprob)
-            if fine
-            else Drawn(-1, None, f"non-finite logits at token {place[0]}, step {place[1]}")
-            for token, logprob, fine, place in zip(tokens, told, self.finite.tolist(), places, strict=True)
-        ]
-
-
-class _Read(NamedTuple):
-    """What a launch of spans reads out, by place in the launch."""
-
-    first: dict[int, Callable[[], list[Drawn]]]
-    prompt: dict[int, Callable[[], list[Drawn]]]
-
-
-class _Spans(NamedTuple):
-    """One span of a launch."""
-
-    launch: _Read
-    place: int
-
-    def finish(self) -> Prefilled:
-        """What it gave."""
-        drawn = self.launch.first[self.place]() if self.place in self.launch.first else []
-        read = self.launch.prompt[self.place]() if self.place in self.launch.prompt else []
-        error = next((one.error for one in (*read, *drawn) if one.error), "")
-        return Prefilled(tuple(drawn), tuple(one.logprob for one in read if one.logprob is not None), error)
-
-
-def to_host(tensor: Tensor) -> Tensor:
-    """The tensor where the host can read it; on CUDA a pinned copy under way."""
-    if not tensor.is_cuda:
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-def _sections(spec: LoopSpec, max_steps: int | None) -> list[list[tuple[tuple[int, int], ...]]]:
-    """Per section and step, its applications (block, which of the block's own it is)."""
-    default = spec.default_steps
-    if isinstance(spec.order, ModelLoop | Blocks | LayerLoop | Sequential):
-        counts = default if isinstance(default, tuple) else (default,) * len(spec.blocks)
-        if max_steps is not None:
-            counts = (max_steps,) * len(spec.blocks)
-        spec.plan(counts if isinstance(spec.order, Blocks) else counts[0])  # refuses what the model does not define
-        return [[((block, step),) for step in range(count)] for block, count in enumerate(counts)]
-    steps = max_steps if max_steps is not None else default if isinstance(default, int) else default[0]
-    points = exit_points(spec, steps)
-    plan, seen, applications = spec.plan(steps), dict.fromkeys(range(len(spec.blocks)), 0), []
-    for block, _ in plan:
-        applications.append((block, seen[block]))
-        seen[block] += 1
-    starts = (0, *list(points.values())[:-1])
-    return [[tuple(applications[start:end]) for start, end in zip(starts, points.values(), strict=True)]]
-
-
-def _check_model(spec: LoopSpec, *, ragged_cache: bool) -> None:
-    """Refuses models that cannot be decoded token by token, each row at its own place."""
-    reasons = {
-        "is run by the transformers library, whose masks take rows of one length": not ragged_cache,
-        "is not causal": not spec.causal,
-        "keeps no keys and values": not spec.kv_rules,
-        f"needs rows of {spec.fixed_length} tokens": spec.fixed_length is not None,
-        f"answers {spec.cells} cells per position": spec.cells != 1,
-        "needs extras": any(spec.extras.values()),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ValueError(
-                f"engine: a model must be a causal language model of one token per position. Got {spec.name}, which "
-                f"{reason}. Serve another model"
-            )
-
-
-def _check_kv_rule(spec: LoopSpec, rule: KVRule) -> None:
-    """Refuses rules that the model does not support; depth-indexed entries may always be read at the last one."""
-    name_of(rule)
-    if not any(
-        known.allows(rule) or (isinstance(rule, DepthIndexed) and known == DepthIndexed()) for known in spec.kv_rules
-    ):
-        supported = ", ".join(sorted({type(known).__name__ for known in spec.kv_rules}))
-        raise ValueError(f"kv_rule: {spec.name} supports {supported}. Got {name_of(rule)}. Choose another")

@@ -65,7 +65,7 @@ def draw(logits: Float[Tensor, "batch vocab"], wants: Sequence[Draw]) -> Int[Ten
 
 def adjusted(logits: Float[Tensor, "batch vocab"], wants: Sequence[Draw]) -> Float[Tensor, "batch vocab"]:
     """Logits after bias, penalties and forbidden ends; a copy where anything changes."""
-    x = logits
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
     bias = [(i, token, value) for i, want in enumerate(wants) for token, value in want.sampling.logit_bias]
     if bias:
         x = _add(x.clone(), bias)
@@ -95,7 +95,9 @@ def kept(x: Float[Tensor, "batch vocab"], samplings: Sequence[SamplingParams]) -
     mass = x.softmax(dim=-1)
     shares = [s.top_p for s in samplings]
     if min(shares) < 1:
-        mass = torch.where(_nucleus(mass, torch.tensor(shares, dtype=dtype, device=x.device)[:, None]), mass, 0.0)
+        share = torch.tensor(shares, dtype=dtype, device=x.device)[:, None]
+        # A whole share keeps even what lies below the rounding of the sum.
+        mass = torch.where(_nucleus(mass, share) | (share >= 1), mass, 0.0)
     floors = [s.min_p for s in samplings]
     if max(floors) > 0:
         floor = torch.tensor(floors, dtype=dtype, device=x.device)[:, None] * mass.amax(dim=-1, keepdim=True)
@@ -122,8 +124,14 @@ def read(law: Float[Tensor, "batch vocab"], tokens: Int[Tensor, " batch"], alter
     Args:
         law: `log_probs` of the rows.
     """
-    values, ids = law.topk(min(alternatives, law.shape[1]), dim=-1)
-    return Read(law.gather(1, tokens[:, None])[:, 0], values, ids)
+    count = min(alternatives, law.shape[1])
+    own = law.gather(1, tokens[:, None])[:, 0]
+    values, ids = law.topk(count, dim=-1)
+    if count:  # of equals the lowest ids, whichever topk found
+        chosen = _first(law, values[:, -1:], torch.full_like(tokens, count))
+        ids = chosen.byte().topk(count, dim=-1).indices
+        values = law.gather(1, ids)
+    return Read(own, values, ids)
 
 
 def told(found: Read, tokens: Sequence[int], alternatives: Sequence[int | None]) -> list[TokenLogprob | None]:

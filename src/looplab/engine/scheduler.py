@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from looplab.engine.admission import Admission, Piece
 from looplab.engine.config import EngineConfig
+from looplab.engine.drafts import guess_depths
 from looplab.engine.integrity import check_integrity, dump
 from looplab.engine.lives import Lives
 from looplab.engine.pages import PagePool
@@ -110,6 +111,7 @@ class Scheduler:
         self.lives = Lives(
             config, facts, self.seats, self.admission, queues, self.book, on_event=on_event, judge=judge, clock=clock
         )
+        self.held = self.lives.rounds.held
         self._serial = 0
 
     def add(self, request: Request, *, depth: DepthParams, seed: int, prefill_steps: int, root: bytes = b"") -> None:
@@ -141,6 +143,7 @@ class Scheduler:
             arrival=self.clock(),
             limit=max(0, min(request.sampling.max_tokens, self.facts.max_tokens - len(request.tokens))),
             rank=(request.priority, serial),
+            guess_depths=guess_depths(depth, self.facts.max_steps),
         )
         if (need := self.admission.worst(group)) > self.facts.pages - 1:
             message = f"needs {need} pages; cache has {self.facts.pages - 1}; raise --kv-fraction"
@@ -189,7 +192,7 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """Counters and lengths as of now."""
         in_flight = [token for flight in self.codas for token in flight.tokens]
-        queues = (*self.ready, self.coda, self.staged)
+        queues = (*self.ready, self.coda, self.staged, self.held)
         return self.book.read(
             waiting=len(self.admission.line),
             waiting_tokens=self.admission.line.tokens,
@@ -323,7 +326,14 @@ class Scheduler:
         if not tokens:
             return False
         rows = [
-            Row(token.choice.seat, token.position, token.steps, token.choice.table, False, None, token.recorded)
+            Row(
+                token.choice.seat,
+                token.position,
+                token.steps,
+                token.choice.table,
+                depths=token.choice.group.guess_depths if token.drafts else token.recorded,
+                lane=token.lane,
+            )
             for token in tokens
         ]
         start = self.clock()
@@ -372,7 +382,7 @@ class Scheduler:
         # No row runs two tokens ahead of what has been seen: at most one application too many per end.
         waited = False
         while self.codas and any(
-            len(token.choice.output) <= token.index for token in islice(self.coda.rows, self.launch_rows)
+            token.choice.foreseen <= token.index for token in islice(self.coda.rows, self.launch_rows)
         ):
             waited = self._apply(self.codas, wait=True)
             self._encode()
@@ -383,12 +393,17 @@ class Scheduler:
         for token in tokens:
             choice, index = token.choice, token.index + 1
             forced = choice.output[index] if index < len(choice.output) else None
-            goes_on = index + 1 < choice.group.limit and self.seats.cover(choice, token.position + 2)
-            rows.append(Row(choice.seat, token.position, token.steps, choice.table, goes_on, forced))
+            successor = self._successor(token)
+            next_lane = 0 if successor is None else successor.lane
+            rows.append(
+                Row(
+                    choice.seat, token.position, token.steps, choice.table, successor is not None, forced,
+                    lane=token.lane, next_lane=next_lane,
+                )
+            )  # fmt: skip
             choice.in_flight += 1
-            if goes_on:
-                choice.item = Token(choice, index)
-                successors.append(choice.item)
+            if successor is not None:
+                successors.append(successor)
         start = self.clock()
         ticket = self.runner.coda(rows)
         self.book.launch("coda", len(rows), self.clock() - start)
@@ -398,18 +413,36 @@ class Scheduler:
             self._record("coda", -1, rows)
         return True
 
+    def _successor(self, token: Token) -> Token | None:
+        """The next token of a text, where it enters the loop before anyone has seen it."""
+        choice, index, round = token.choice, token.index + 1, token.choice.round
+        if round is not None:
+            if not token.drafts or index == round.first + round.size:
+                return None
+            round.tokens.append(Token(choice, index, lane=token.lane + 1, drafts=True))
+            return round.tokens[-1]
+        # A choice that drafts runs what is known, and then begins a round.
+        alone = not choice.group.draft_tokens or index + 1 < len(choice.output)
+        if not alone or index + 1 >= choice.group.limit or not self.seats.cover(choice, token.position + 2):
+            return None
+        choice.item = Token(choice, index)
+        return choice.item
+
     def _encode(self) -> None:
-        """Known tokens enter the loop."""
-        begun, self.lives.begun = self.lives.begun, []
+        """Known tokens enter the loop; those that were in it before go on where they stand."""
+        begun = list(self.lives.begun)
+        self.lives.begun.clear()
         for first in range(0, len(begun), self.launch_rows):
             tokens = begun[first : first + self.launch_rows]
-            rows = [Row(token.choice.seat, token.position, 0, token.choice.table) for token in tokens]
-            start = self.clock()
-            self.runner.encode(rows, [token.choice.output[token.index] for token in tokens])
-            self.book.launch("encode", len(rows), self.clock() - start)
+            new = [token for token in tokens if not token.steps]
+            if new:
+                rows = [Row(token.choice.seat, token.position, 0, token.choice.table, lane=token.lane) for token in new]
+                start = self.clock()
+                self.runner.encode(rows, [token.choice.token(token.index) for token in new])
+                self.book.launch("encode", len(rows), self.clock() - start)
+                if self.record is not None:
+                    self._record("encode", -1, rows)
             self._enter(tokens, at_head=False)
-            if self.record is not None:
-                self._record("encode", -1, rows)
 
     def _enter(self, tokens: Sequence[Token], *, at_head: bool) -> None:
         """Rows at their first iteration join the first block, or the next wave."""
@@ -446,15 +479,11 @@ def check_sizes(config: EngineConfig, facts: Facts) -> tuple[int, int, int]:
             "EngineConfig.launch_rows, max_resident and min_coda_rows must be numbers for a scheduler. "
             f"Got {rows}, {residents} and {coda_rows}. Let the engine resolve them first."
         )
-    for name, least, got, most in (
-        ("launch_rows", 1, rows, residents),
-        ("min_coda_rows", 1, coda_rows, residents),
-        ("prefill_chunk", facts.page_tokens, config.prefill_chunk, config.token_budget),
-    ):
-        if not least <= got <= most:
-            raise ValueError(
-                f"EngineConfig.{name} must be in {least}..{most}. Got {got}. Change it, or what bounds it."
-            )
+    if not facts.page_tokens <= config.prefill_chunk <= config.token_budget:
+        raise ValueError(
+            f"EngineConfig.prefill_chunk must be in {facts.page_tokens}..{config.token_budget}. "
+            f"Got {config.prefill_chunk}. Change it, or what bounds it."
+        )
     if config.prefill_chunk % facts.page_tokens:
         raise ValueError(
             f"EngineConfig.prefill_chunk must be a multiple of the page, {facts.page_tokens} tokens. "

@@ -83,8 +83,12 @@ def name_of(rule: KVRule) -> str:
 
 
 def depth_causal(rule: KVRule) -> bool:
-    """Whether iteration t reads entries written at iterations <= t only."""
-    return isinstance(rule, DepthIndexed | First)
+    """Whether tokens that walk the iterations together read what they would have read one by one.
+
+    Not so under `first`: the tokens of a call read each other at their own iteration, later ones read what they wrote
+    at iteration 0. So where a prompt is cut matters.
+    """
+    return isinstance(rule, DepthIndexed)
 
 
 def refuses_exits(rule: KVRule) -> bool:
@@ -164,7 +168,8 @@ class Rows(NamedTuple):
     """Where in a slot each token's entry goes: page * page_tokens + offset."""
     read: Int[Tensor, "batch visible"]
     """Where in a slot the row's entries lie, in order of position."""
-    allowed: Bool[Tensor, "batch 1 seq visible"]
+    allowed: Bool[Tensor, "batch 1 seq visible"] | None
+    """None: every token sees all that its row reads."""
     own: Bool[Tensor, "batch seq"] | None
     """False on padding; None: there is none."""
 
@@ -220,6 +225,9 @@ class PagedCache(Cache):
         tables: Int[Tensor, "batch pages"],
         positions: Int[Tensor, "batch seq"],
         own: Bool[Tensor, "batch seq"] | None = None,
+        *,
+        visible: int | None = None,
+        equal: bool = False,
     ) -> Rows:
         """Announces the rows of a launch.
 
@@ -227,6 +235,8 @@ class PagedCache(Cache):
             tables: Page numbers of every row, up to the page of its last token at least; what lies beyond is not read.
             positions: Where every token stands in its text.
             own: False on padding, which is written to page 0.
+            visible: Entries that the longest row reads; None: whole pages.
+            equal: Whether every row is one token that reads all of them, so that nothing has to be masked.
         """
         size, batch = self.page_tokens, tables.shape[0]
         page = torch.arange(tables.shape[1], device=self.device)
@@ -235,8 +245,11 @@ class PagedCache(Cache):
         if own is not None:
             write = torch.where(own, write, positions % size)
         read = (tables[:, :, None] * size + self._offsets).view(batch, -1)
-        index = torch.arange(read.shape[1], device=self.device)
-        allowed = (index <= positions[..., None])[:, None]
+        read = read[:, :visible]
+        allowed = None
+        if not equal:
+            index = torch.arange(read.shape[1], device=self.device)
+            allowed = (index <= positions[..., None])[:, None]
         return self.resume(Rows(positions, write, read, allowed, own))
 
     @property
@@ -364,7 +377,7 @@ class PagedView:
     ) -> tuple[
         Float[Tensor, "batch kv_heads visible head_dim"],
         Float[Tensor, "batch kv_heads visible head_dim"],
-        Bool[Tensor, "batch 1 seq visible"],
+        Bool[Tensor, "batch 1 seq visible"] | None,
     ]:
         """Stores the new keys and values; returns all visible ones, in buffers that the next layer uses again."""
         cache = self.cache

@@ -5,9 +5,9 @@
     core      one iteration of one block (or, where `Facts.whole`, the whole plan) over some rows
     coda      coda, head and draw; then `encode` of what was drawn, for rows with a successor
 
-A seat is a place among the residents, with everything that a runner keeps of one choice: state, memory of the exit
-rule, tokens. A page covers some positions of a text in every cache layer. Calls are made in the order in which their
-effects must happen; `core` answers at once, `prefill` and `coda` when `poll` says so.
+A seat is a place among the residents, with everything that a runner keeps of one choice: states (one per lane), memory
+of the exit rule, tokens. A page covers some positions of a text in every cache layer. Calls are made in the order in
+which their effects must happen; `core` answers at once, `prefill` and `coda` when `poll` says so.
 """
 
 from collections.abc import Sequence
@@ -34,6 +34,8 @@ class Facts:
     """Longest text, prompt and output."""
     depth_causal: bool
     """Whether iteration t reads entries written at iterations <= t only: cached pages are then exact anywhere."""
+    resumes: bool = False
+    """Whether a token that has been read out at few steps may go on from there to more."""
 
     def steps_of(self, steps: int) -> int:
         """Iterations over all blocks of a token that runs so many of each."""
@@ -71,7 +73,10 @@ class Span(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One token of one choice."""
+    """One token of one choice.
+
+    Rows of one choice may share a launch, in order of position: each writes its entries before any of them reads.
+    """
 
     seat: int
     position: int
@@ -85,8 +90,13 @@ class Row(NamedTuple):
     forced: int | None = None
     """coda: the token that takes the place of a draw, where one is already known (replay)."""
     depths: tuple[int, ...] = ()
-    """core: iterations of every block that this token ran before its choice was put back (replay). They take the place
-    of the rule: the row leaves block b after iteration depths[b] - 1, whatever its score."""
+    """core: iterations of every block, where they are known for this token: those that it ran before its choice was put
+    back (replay), or those of a draft. They take the place of the rule: the row leaves block b after iteration
+    depths[b] - 1, whatever its score."""
+    lane: int = 0
+    """Which of the places of its seat holds its state; all but drafts and what confirms them use the first."""
+    next_lane: int = 0
+    """coda: that of its successor."""
 
 
 class Drawn(NamedTuple):

@@ -1,7 +1,7 @@
 """Counters of an engine, and the identities that they obey. No torch.
 
-core applications = depths the rule chose + wasted (delayed, late, cancelled, replay) + those of tokens under way
-coda rows         = decoded tokens + discarded + replayed + those under way
+core applications = depths the rule chose + wasted (delayed, late, cancelled, replay, draft) + those of tokens under way
+coda rows         = decoded tokens + discarded + replayed + drafted + those under way
 output tokens     = decoded tokens + first tokens, which come from the prompt pass
 prefill applications = sum over prompt passes of (tokens - cached tokens) * prefill steps
 pages             = free + active + cached + quarantined + 1
@@ -11,13 +11,16 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
-WASTES = ("delayed", "late", "cancelled", "replay")
+WASTES = ("delayed", "late", "cancelled", "replay", "draft")
 """late: of a successor that was started before its predecessor was seen to be the last. cancelled: of tokens under way
-when their request ended by cancel, deadline or failure. replay: of tokens that were known, or lost, at a preemption."""
+when their request ended by cancel, deadline or failure. replay: of tokens that were known, or lost, at a preemption.
+draft: of tokens after a wrong guess, or after an end of text among the guesses; and the steps of all guesses where full
+depth cannot go on from them but begins anew (several blocks, whole plans, ids of a grid)."""
 
 COUNTERS = (
     "accepted prompt_tokens cached_tokens output_tokens first_tokens decode_tokens discarded_tokens replayed_tokens "
-    "applications chosen prefill_applications prefill_tokens refills preemptions numeric_errors"
+    "applications chosen prefill_applications prefill_tokens refills preemptions numeric_errors "
+    "drafted_tokens accepted_tokens draft_rounds"
 ).split()
 """Fields of EngineStats that only grow, one by one."""
 
@@ -91,6 +94,11 @@ class EngineStats:
     discarded_tokens: int = 0
     """Drawn, but their request had ended."""
     replayed_tokens: int = 0
+    drafted_tokens: int = 0
+    """Guessed at few steps."""
+    accepted_tokens: int = 0
+    """Guesses that full depth said too; they are decoded tokens."""
+    draft_rounds: int = 0
     pending_tokens: int = 0
     """Coda rows under way."""
 
@@ -136,6 +144,8 @@ class EngineStats:
 
     # What the engine adds.
     kv_bytes: int = 0
+    padding: int = 0
+    """Rows, and tokens of prompts, that were computed only to fill up launches; no application counts them."""
     bound_ratio: float | None = None
     realised_fraction: float | None = None
     graph_fallbacks: int = 0
@@ -189,7 +199,11 @@ def check_ledger(stats: EngineStats) -> None:
         ),
         "coda rows": (
             stats.launch_rows["coda"],
-            stats.decode_tokens + stats.discarded_tokens + stats.replayed_tokens + stats.pending_tokens,
+            stats.decode_tokens
+            + stats.discarded_tokens
+            + stats.replayed_tokens
+            + stats.drafted_tokens
+            + stats.pending_tokens,
         ),
         "output tokens": (stats.output_tokens, stats.decode_tokens + stats.first_tokens),
         "prefilled tokens": (stats.prefill_tokens, stats.launch_rows["prefill"]),

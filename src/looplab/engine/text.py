@@ -31,15 +31,17 @@ class Decoder:
         self._tokenizer = tokenizer
         self._shown = list(context[-CONTEXT:])
         self._held: list[int] = []
+        self._told = 0
+        """Characters of the held tokens that have been said already."""
 
     def push(self, token: int) -> str:
-        """What the token adds; empty while a character is incomplete."""
+        """What the token adds, up to a character that is incomplete."""
         self._held.append(token)
         before, whole = self._texts()
         if not whole.endswith(BROKEN):
             return self._say(before, whole, self._held)
         if len(self._held) <= LONGEST:
-            return ""
+            return self._say(before, whole.rstrip(BROKEN), [])
         return self._say(before, *self._complete(whole))
 
     def close(self) -> str:
@@ -62,9 +64,13 @@ class Decoder:
         return whole, self._held
 
     def _say(self, before: str, text: str, tokens: list[int]) -> str:
-        self._held = self._held[len(tokens) :]
-        said = text[_common(before, text) :]
-        if said:  # tokens without a text, such as special ones, are forgotten: the last text stays in view
+        new = text[_common(before, text) :]
+        said = new[self._told :]
+        if not tokens:  # all are held, as the next one may complete a character
+            self._told += len(said)
+            return said
+        self._held, self._told = self._held[len(tokens) :], max(0, self._told - len(new))
+        if new:  # tokens without a text, such as special ones, are forgotten: the last text stays in view
             self._shown = list(tokens)
         return said
 

@@ -292,5 +292,10 @@ def choose(
         )
     none = "no KV rule passes" if own else "nothing was measured"
     return Choice(
-        kv_rule=kv_rule, delay=0, exits=False, word=word, why=f"full depth: {none} under {exit_rule}", warns=True
+        kv_rule=kv_rule,
+        delay=0,
+        exits=False,
+        word=word,
+        why=f"full depth: {none} under {exit_rule}; --draft-steps makes full depth faster without changing a token",
+        warns=True,
     )

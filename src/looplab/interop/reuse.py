@@ -1,7 +1,8 @@
 """What `--reuse` makes of a checkpoint that is about to be served: the stored verdict, or an audit at the start.
 
 off | check | require   the verdict of reuse.json beside the checkpoint, for its default exit rule and KV rule
-pick                    the same; where none is stored, an audit on the held-out side of the built-in corpus
+pick                    the same; where none is stored, an audit on the held-out side of the built-in corpus. Tokens are
+                        guessed (`draft_steps`) only where it decides for full depth
 """
 
 import dataclasses
@@ -75,7 +76,8 @@ def settle_reuse(loaded: LoadedModel, config: EngineConfig, gates: Mapping[str, 
         return Settled(config, choice, results)
     if not choice.exits:
         return Settled(dataclasses.replace(config, exit_rule=None, exit_threshold=None), choice, results)
-    return Settled(dataclasses.replace(config, kv_rule=choice.kv_rule, exit_delay=choice.delay), choice, results)
+    early = dataclasses.replace(config, kv_rule=choice.kv_rule, exit_delay=choice.delay, draft_steps=None)
+    return Settled(early, choice, results)
 
 
 def audit_at_start(loaded: LoadedModel, rule: ExitRule) -> ReuseResult:

@@ -67,7 +67,7 @@ class Size:
         return self.steps // 20
 
 
-CPU = Size(dim=128, heads=4, hidden=344, prelude=2, seq_len=256, rows=8, steps=300, warmup_steps=15)
+CPU = Size(dim=128, heads=4, hidden=344, prelude=2, seq_len=256, rows=8, steps=600, warmup_steps=30)
 SMOKE = Size(dim=16, heads=2, hidden=32, prelude=1, seq_len=64, rows=4, steps=20, warmup_steps=5)
 
 

@@ -83,7 +83,7 @@ class Size:
 
 
 CPU = Size(
-    width=48, heads=4, hidden=128, seq_len=64, rows=16, steps=100, warmup_steps=10, early=20, every=10, batches=8
+    width=48, heads=4, hidden=128, seq_len=64, rows=16, steps=240, warmup_steps=20, early=60, every=20, batches=8
 )
 SMOKE = Size(width=16, heads=2, hidden=32, seq_len=32, rows=4, steps=12, warmup_steps=2, early=3, every=3, batches=1)
 

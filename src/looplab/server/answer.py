@@ -219,6 +219,11 @@ def depth_block(usages: Sequence[Usage]) -> dict[str, Any]:
     decoded = sum(block.decode_tokens for block in blocks)
     applications = sum(block.applications for block in blocks)
     full = sum(block.full_depth_applications for block in blocks)
+    drafts = {
+        name: sum(getattr(block, name) for block in blocks)
+        for name in ("drafted_tokens", "accepted_tokens", "draft_rounds")
+        if first.drafted_tokens is not None
+    }
     saved = sum(block.saved_flops_fraction * block.full_depth_applications for block in blocks)
     return {
         "exit_rule": first.exit_rule,
@@ -231,6 +236,7 @@ def depth_block(usages: Sequence[Usage]) -> dict[str, Any]:
         "applications": applications,
         "full_depth_applications": full,
         "saved_flops_fraction": round(saved / full, 4) if full else 0.0,
+        **drafts,
         "kv_rule": first.kv_rule,
         "reuse": first.reuse,
         "cached_exited_tokens": sum(block.cached_exited_tokens for block in blocks),

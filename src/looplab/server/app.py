@@ -97,7 +97,7 @@ class Front:
         known_fields(body, ("model", "tokens"))
         tokens = token_ids("tokens", body.get("tokens"))
         if tokens:
-            check_prompt(tokens, self.tokenizer.vocab)
+            check_prompt(tokens, self.tokenizer.vocab, "tokens")
         return _json({"prompt": self.tokenizer.decode(tokens)})
 
     async def tokenizer_info(self, http: Any) -> Any:

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from looplab.engine.profile import DECIDING
 from looplab.engine.request import BusyError, Event, RefusedError, Request
 from looplab.engine.tokenizer import ServedTokenizer
 from looplab.journal import Journal, Part
@@ -316,13 +317,12 @@ class Batch:
 def batch_settings(described: Mapping[str, Any], *, data: bytes, seed: int, names: Sequence[str]) -> dict[str, Any]:
     """What the answers of a run depend on."""
     keys = ("weights", "kv_rule", "numerics", "noise")
-    chosen = ("exit_rule", "exit_threshold", "min_steps", "max_steps", "exit_delay", "prefill_chunk", "seed")
     return {
         "input": hashlib.sha256(data).hexdigest(),
         "seed": seed,
         "names": list(names),
         **{key: described[key] for key in keys},
-        **{f"engine.{name}": described["config"][name] for name in chosen},
+        **{f"engine.{name}": described["config"][name] for name in DECIDING},
     }
 
 

@@ -3,6 +3,7 @@
 SIGTERM   /ready says 503, new work gets 503, residents go on for `drain_seconds`, the rest end with an error
 SIGINT    the same; a second signal ends at once
 the engine's thread has died   open answers get 500, /health says 503, the process ends with 1
+a client stops reading         its connection is closed after `send_timeout`, also where its answer is complete
 """
 
 import asyncio
@@ -90,6 +91,8 @@ class Process:
         self._server = uvicorn.Server(settings)
         self._code = DONE
         self._drain: asyncio.Task[None] | None = None
+        self._unsent: dict[Any, tuple[int, float]] = {}
+        """Connection -> bytes that its client has yet to take, and since when there are so many."""
 
     async def run(self) -> int:
         """Listens until the end."""
@@ -123,6 +126,20 @@ class Process:
             if client is not None and getattr(connection, "client", None) == tuple(client) and transport is not None:
                 transport.abort()
 
+    def _drop_stuck(self, now: float) -> None:
+        """Closes connections whose clients take nothing: a stream notices by itself, a complete answer has nobody."""
+        before, self._unsent = self._unsent, {}
+        for connection in list(self._server.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            size = 0 if transport is None else transport.get_write_buffer_size()
+            if transport is None or not size:
+                continue
+            held, since = before.get(connection, (size, now))
+            if size == held and now - since > self._front.config.send_timeout:
+                transport.abort()
+            else:
+                self._unsent[connection] = (size, since if size == held else now)
+
     async def _end_gently(self) -> None:
         self._front.draining = True
         await asyncio.to_thread(self._front.engine.drain, self._front.config.drain_seconds)
@@ -137,6 +154,7 @@ class Process:
 
     async def _watch(self) -> None:
         while self._front.engine.alive:
+            self._drop_stuck(asyncio.get_running_loop().time())
             await asyncio.sleep(WATCH_SECONDS)
         self._code = DIED
         self._front.draining = True

@@ -12,6 +12,9 @@ GAUGES = {
 }
 COUNTERS = {
     "refills": ("Rows at their first step that joined a queue with rows in it.", "refills"),
+    "drafted_tokens": ("Tokens guessed at few steps.", "drafted_tokens"),
+    "accepted_tokens": ("Guesses that full depth said too.", "accepted_tokens"),
+    "draft_rounds": ("Times that guesses were confirmed.", "draft_rounds"),
     "numeric_errors": ("Requests that ended because of a number that is not finite.", "numeric_errors"),
     "graph_fallbacks": ("Launches that found no captured graph.", "graph_fallbacks"),
 }

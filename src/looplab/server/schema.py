@@ -72,13 +72,12 @@ def completion_ask(body: Mapping[str, Any], *, max_prompts: int) -> Ask:
     Raises:
         RefusedError: A field that is unknown, missing, of another type or out of its range.
     """
-    given = _fields(body, {**COMMON, **COMPLETION})
+    # Only a prompt that is read back can do without output.
+    given = _fields(body, {**COMMON, **COMPLETION, "max_tokens": _whole(0 if body.get("echo") is True else 1)})
     prompts = prompts_of(body.get("prompt"), max_prompts)
     if (best := given.pop("best_of", None)) not in (None, given.get("n", 1)):
         raise RefusedError("unsupported_parameter", f"best_of must equal n; got {best}; remove best_of", "best_of")
     echo, logprobs = given.pop("echo", False), given.pop("logprobs", None)
-    if given.get("max_tokens") == 0 and not echo:
-        integer("max_tokens", 0, 1)
     return _ask(given, logprobs, prompts=prompts, echo=echo)
 
 
@@ -245,6 +244,8 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
 
 def _stops(name: str, value: Any) -> tuple[str, ...]:
     stops = tuple(_text(f"{name}[{i}]", one) for i, one in enumerate(value)) if isinstance(value, list) else None
+    if stops is None and not isinstance(value, str):
+        raise RefusedError("invalid_type", f"{name} must be a string or strings; got {json_type(value)}", name)
     found = (_text(name, value),) if stops is None else stops
     check_stops(found)
     return found
@@ -322,6 +323,8 @@ DEPTH: dict[str, Parser] = {
     "exit_rule": _text,
     "exit_threshold": _threshold,
     "exit_delay": _steps,
+    "draft_steps": _steps,
+    "draft_tokens": _steps,
 }
 COMMON: dict[str, Parser] = {
     "model": _text,
@@ -337,7 +340,6 @@ COMMON: dict[str, Parser] = {
 }
 COMPLETION: dict[str, Parser] = {
     "prompt": _anything,
-    "max_tokens": _whole(0),
     "echo": boolean,
     "logprobs": _whole(0, MAX_LOGPROBS),
     "best_of": _whole(1, MAX_CHOICES),

@@ -107,7 +107,7 @@ class Running:
         events = asyncio.create_task(self._mailbox.take())
         try:
             await asyncio.wait((events, self._gone), return_when=asyncio.FIRST_COMPLETED)
-            if not events.done():
+            if self._gone.done():  # also where there are events: a fast engine always has some
                 raise HangUp
             return events.result()
         finally:
