@@ -47,3 +47,5 @@ def test_wrong_lines_stop_the_command_before_the_model_is_opened(tmp_path, capsy
     assert error.startswith("batch: line 1: fields must be") and "line 2: body is not valid JSON" in error
     run(tmp_path / "none.jsonl", tmp_path / "out.jsonl", code=exit_codes.DATA)
     assert not list(tmp_path.glob("out*"))
+    run(tmp_path / "in.jsonl", tmp_path / "in.jsonl", code=exit_codes.USAGE)
+    assert "must be different files" in capsys.readouterr().err

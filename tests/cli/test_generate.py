@@ -1,6 +1,7 @@
 """`looplab generate`: what is written where, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,12 @@ def test_the_text_goes_to_stdout_and_the_sum_to_stderr(capsys):
     assert code == 0 and 6 <= len(out) <= 7
     assert "14 prompt + 6 output tokens; mean 8.00 of 8 steps (8: 5)" in err and "KV rule last_exited" in err
     assert run(capsys, "--prompt", "First Citizen:", "--max-tokens", "6", "--quiet")[1:] == (out, "")
+
+
+def test_guesses_leave_the_text_as_it_is_and_are_counted(capsys):
+    words = ("--prompt", "First Citizen:", "--max-tokens", "6")
+    code, out, err = run(capsys, *words, "--draft-steps", "4", "--draft-tokens", "2")
+    assert code == 0 and out == run(capsys, *words)[1] and "guesses accepted" in err
 
 
 def test_the_prompt_may_come_from_a_file(capsys, tmp_path):
@@ -59,6 +66,9 @@ def test_json_lines_hold_tokens_steps_and_usage(capsys):
         (["--prompt", "a", "--exit-rule", "hazard", "--exit-threshold", "0.5"], 3, "has no trained gate"),
         (["--prompt", "a", *INDEXED, "--exit-rule", "latent", "--exit-threshold", "1"], 3, "use last_exited"),
         (["--prompt", "a", "--gate", "nowhere.json"], 3, "no such file"),
+        (["--prompt", "a", "--draft-steps", "8"], 3, "draft_steps must be in 1..7"),
+        (["--prompt", "a", "--draft-steps", "2", "--num-steps", "2"], 2, "draft_steps must be in 1..1"),
+        (["--prompt", "a", "--draft-steps", "1", "--kv-rule", "single"], 3, "use last_exited or depth_indexed"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_one_line_and_a_code(capsys, words, code, message):
@@ -82,3 +92,6 @@ def test_the_sum_says_depth_savings_and_warnings():
         "5 prompt + 4 output tokens; mean 2.67 of 4 steps (2: 2, 4: 1), 25 % of FLOPs saved; exit rule hazard, "
         "KV rule single, seed 7\nwarning: w"
     )
+    guessed = replace(depth, drafted_tokens=10, accepted_tokens=7, draft_rounds=4, warnings=())
+    said = summary(Usage(prompt_tokens=5, cached_tokens=0, output_tokens=4, depth=guessed, seed=7))
+    assert "70% of 10 guesses accepted, 1.75 per round" in said

@@ -24,6 +24,9 @@ CARD = {
     "max_resident": 24,
     "min_coda_rows": 8,
     "bound_at_half_depth": 1.625,
+    "draft_steps": None,
+    "predicted_realised": 0.97,
+    "predicted_for": "if depths were spread evenly over 1..8",
     "kv_rule": "single",
     "kv_reason": "as trained",
     "pages": 400,
@@ -42,10 +45,12 @@ def test_the_start_log_says_what_an_operator_has_to_know():
     said = "\n".join(start_lines(CARD, ("demo", "alias")))
     for words in (
         "demo, alias", "trained steps 4", "at most 8 steps", "exit rule hazard(0.5)", "kl is not loaded", "W 16 rows",
-        "R 24 residents", "m 8 rows", "1.62x", "realised fraction", "rule single", "400 pages of 16", "6,400 tokens",
-        "context 256", "early exits: unknown", "numerics: fast",
+        "R 24 residents", "m 8 rows", "1.62x",
+        "realised fraction 0.970 if depths were spread evenly over 1..8", "rule single", "400 pages of 16",
+        "6,400 tokens", "context 256", "early exits: unknown", "numerics: fast",
     ):  # fmt: skip
         assert words in said, words
+    assert "realised fraction not predicted" in "\n".join(start_lines(CARD | {"predicted_realised": None}, ("demo",)))
     plain = CARD | {"config": {"exit_rule": None, "exit_threshold": None}}
     assert "exit rule full, every token" in "\n".join(start_lines(plain, ("demo",)))
 

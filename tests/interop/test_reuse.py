@@ -16,6 +16,11 @@ from looplab.recurrence.exit import HazardExit
 CONFIG = EngineConfig(exit_rule="hazard", exit_threshold=0.5)
 
 
+def zero(interval):
+    """The interval of a cost of nothing."""
+    return dataclasses.replace(interval, estimate=0.0, low=0.0, high=0.0)
+
+
 @pytest.fixture
 def loaded(tmp_path, monkeypatch):
     text = tuple(Document(f"{n} and {n * n}, then {n * 7}") for n in range(8))
@@ -63,6 +68,11 @@ def test_a_stored_verdict_decides_and_without_one_pick_measures(loaded):
     store_result(loaded.folder, dataclasses.replace(measured, verdicts=failed))
     config, choice, _ = settle_reuse(loaded, picked, {})
     assert (choice.exits, config.exit_rule, config.exit_threshold) == (False, None, None)
+    assert settle_reuse(loaded, dataclasses.replace(picked, draft_steps=1), {}).config.draft_steps == 1
+    passed = tuple(dataclasses.replace(v, word="reusable", rule=zero(v.rule)) for v in measured.verdicts)
+    store_result(loaded.folder, dataclasses.replace(measured, verdicts=passed))
+    config, choice, _ = settle_reuse(loaded, dataclasses.replace(picked, draft_steps=1), {})
+    assert choice.exits and config.draft_steps is None, "exits leave nothing to guess"
     store_result(loaded.folder, measured)
     assert settle_reuse(loaded, CONFIG, {})[1].word == words["last_exited"]
 

@@ -16,6 +16,13 @@ def test_a_built_in_text_model_answers():
     assert len(one.tokens) == 4 and one.text and engine.describe()["name"] == "text-2x4-sampled"
 
 
+@pytest.mark.parametrize("name", ["demo", "text-2x4-fixed", "text-2x4-sampled", "text-core", "text-dense"])
+def test_every_built_in_text_model_can_be_served_exactly(name):
+    sizes = EngineConfig(numerics="exact", num_pages=64, launch_rows=4, min_coda_rows=1, max_model_len=48)
+    engine = open_engine(looplab.load(name), sizes)
+    assert engine.describe()["numerics"] == "exact", "the probe asks for more than was promised, or bits depend on rows"
+
+
 def test_a_model_of_a_task_has_no_text_to_serve():
     with pytest.raises(ValueError, match="must have a tokenizer to be served"):
         open_engine(looplab.load("par-swaps"))

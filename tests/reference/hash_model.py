@@ -10,7 +10,7 @@ A token that was computed from a wrong row, slot, page or step, or from a stale 
 KV rules by name, t the iteration of the reader, d the iterations that the past token ran:
 
     depth_indexed  last_exited    written at slot t, read at slot min(t, d - 1)
-    first                         written at iteration 0 only; tokens of one call read those of each other of iteration t
+    first                         written at iteration 0 only; tokens of one call read each other at iteration t
     single                        one slot, overwritten
     anchor                        two slots, the second overwritten: min(t, 1)
 
