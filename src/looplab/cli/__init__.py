@@ -28,6 +28,7 @@ COMMANDS = {
     "eval": Command("answer", "run tasks of lm-eval at several depths", "looplab.cli.eval"),
     "study": Command("answer", "rerun a published claim set, with a word for every claim", "looplab.cli.study"),
     "claims": Command("answer", "merge the claims of all studies into one table", "looplab.cli.claims"),
+    "scaling": Command("answer", "fit scaling laws, count costs, match compute", "looplab.cli.scaling"),
     "reuse": Command("answer", "say whether early exits harm later tokens", "looplab.cli.reuse"),
     "train": Command("make", "train a model by a recipe", "looplab.cli.train"),
     "sweep": Command("make", "train many runs of one recipe, and put them into one table", "looplab.cli.sweep"),

@@ -1,0 +1,1 @@
+"""One file per gain: how many copies of itself the core is worth at (num_steps, window)."""
