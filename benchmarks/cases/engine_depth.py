@@ -168,7 +168,7 @@ def _target(model: Any, width: int, residents: int, changes: dict[str, Any], opt
         while drive.ended < 2 * residents:
             drive.tick()
     before = {name: drive.engine.stats() for name, drive in drives.items()}
-    share = int(0.9 * waiting * options.outputs / options.pairs)
+    share = int(0.7 * waiting * options.outputs / options.pairs)
     rates: dict[str, list[float]] = {name: [] for name in drives}
     seconds = dict.fromkeys(drives, 0.0)
     for repetition in range(options.pairs):
