@@ -60,7 +60,7 @@ def test_a_smaller_batch_or_spool_needs_less():
     assert spilled.disk == large.disk + large.spool
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_more_tensors_are_alive_than_was_said(tmp_path, monkeypatch):
     monkeypatch.setattr(bootstrap, "EXACT_ONLY", 3)  # of 200 refits each, the audit of a second takes a minute
     few = {"documents": 20, "calibration_documents": 10}

@@ -76,6 +76,7 @@ def test_a_part_holds_every_scored_token_once(domain, tmp_path):
             assert all(np.all(part["token.kl_to_full"] == 0.0) for part in parts)
 
 
+@pytest.mark.nightly
 def test_fits_survive_the_journal_bit_by_bit(tmp_path):
     config = dataclasses.replace(CONFIG, probes=("temperature", "affine", "full_rank"))
     found = measurement(Mixing(), tmp_path / "a", config)

@@ -34,7 +34,7 @@ class Told(Watcher):
         self.deaths.append((index, how, again))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_lost_node_loses_no_run_and_changes_no_number(tmp_path):
     base = tiny_run(tmp_path, model=core(), steps=60, save_every=5, log_every=60)
     base = dataclasses.replace(base, evaluation=dataclasses.replace(base.evaluation, every=60))

@@ -136,6 +136,7 @@ NIGHTLY = (
     "layer-loop",
     "core-acceleration",
     "vera",
+    "two-level",
 )
 
 

@@ -28,7 +28,7 @@ def settings(name, folder=None):
     return yaml.safe_load(((folder or builtin_tasks()) / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_shipped_files_are_what_the_generator_writes(tmp_path):
     """On the version of Python whose corpus they were made of."""
     if settings(TEXT)["metadata"]["corpus"] != builtin_corpus("heldout").hash:

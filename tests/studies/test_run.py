@@ -264,7 +264,7 @@ def test_a_run_that_diverges_is_an_outcome_and_the_others_go_on(tmp_path, monkey
     assert [line for line in lines if "diverged: step 3" in line]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_give_the_same_bytes(tmp_path, monkeypatch):
     study = STUDIES["par"]()
     pair = tuple(arm for arm in study.arms("smoke", 1) if arm.name in ("main", "halting"))

@@ -94,7 +94,7 @@ def same_numbers(one, two):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Replicated, Sharded])
+@pytest.mark.parametrize("kind", [pytest.param(Replicated, marks=pytest.mark.nightly), Sharded])
 def test_two_processes_have_the_numbers_of_one(alone, tmp_path, kind):
     def body(ranks):
         for name, config in runs(alone).items():
