@@ -16,9 +16,12 @@ from benchmarks.timing import hardware
 
 MINUTES = 12.0
 SMALL = "--model loop-256 --rows 8"
+FEW = "--requests 32 --outputs 16 --pairs 5 --sequential 1"
 CASES: tuple[tuple[str, float, str], ...] = (
-    ("targets", 0.40, "--requests 48 --outputs 16 --pairs 7 --sequential 2"),
-    ("rivals", 0.20, "--steps 4 --widths 1 8 16 32 --outputs 16 --batches 1 --pairs 5"),
+    ("targets", 0.11, f"--only loop-512 {FEW}"),
+    ("targets", 0.19, f"--only loop-768 --widths 8 16 {FEW}"),
+    ("targets", 0.10, f"--only sandwich-512 --widths 8 {FEW}"),
+    ("rivals", 0.20, "--steps 4 --widths 1 8 16 --outputs 16 --batches 1 --pairs 5"),
     ("depth_mix", 0.08, "--rows 8 --requests 48 --outputs 16 --pairs 2 --sequential 2 --laws spread bimodal"),
     ("coda_rows", 0.06, "--rows 8 --requests 48 --outputs 16 --pairs 2"),
     ("online", 0.07, f"{SMALL} --requests 64 --outputs 16"),
@@ -36,9 +39,14 @@ def parts(out: Path) -> list[Part]:
     """What is run, in order."""
     command = (sys.executable, "-m", "benchmarks.cases.engine")
     return [
-        Part(f"engine.{case}", (*command, case, *words.split(), "--out", str(out)), share)
+        Part(f"engine.{case}", (*command, case, *words.split(), "--out", str(_folder(out, words.split()))), share)
         for case, share, words in CASES
     ]
+
+
+def _folder(out: Path, words: list[str]) -> Path:
+    """Of a part; parts of one case have one each, named by their model."""
+    return out / words[1] if words[:1] == ["--only"] else out
 
 
 def main() -> None:
