@@ -75,7 +75,7 @@ def model_of(name: str, device: str = "cpu", dtype: str = "float32", positions: 
             ffn=SwiGLU(hidden=int(2.75 * width)),
             blocks=(4,) if loop else (2,),
             envelope=NoEnvelope() if loop else Envelope(prelude=1, coda=1),
-            injection=NoInjection() if loop else Concat(),
+            injection=NoInjection() if loop else Concat(order="state_first", init="normal"),
             order=ModelLoop(num_steps=steps),
             trained_depth=FixedDepth(num_steps=steps),
             head=Head(tied=True),

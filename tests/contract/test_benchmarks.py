@@ -5,9 +5,12 @@ import json
 import sys
 
 import pytest
+import torch
 from benchmarks import engine_cpu, timing
 from benchmarks.cases import engine, engine_depth, engine_load, engine_memory
 from benchmarks.cases.engine_table import check_equal
+
+from looplab.recurrence.loop import forward
 
 COLUMNS = (
     "arm k r dbar W R m numerics kv_mib tokens_s ratio low high S_max S_adj work occupancy time prefill_launches "
@@ -115,3 +118,10 @@ def test_rows_become_two_tables_with_words_in_both(tmp_path):
     assert (
         "| arm | speed |" in text and "| b | 2.000 |" in text and "| arm | count |" in text and "| b | 1,000 |" in text
     )
+
+
+@pytest.mark.parametrize(("name", "steps"), [("loop-64", 4), ("sandwich-64", 16)])
+def test_models_of_the_engine_cases_run(name, steps):
+    model = engine_load.model_of(name)
+    assert model.spec.default_steps == steps
+    assert forward(model, torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, engine_load.VOCAB)
