@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.cases.engine_depth import FULL, engine_of
+from benchmarks.cases.engine_depth import FULL, compared, engine_of
 from benchmarks.cases.engine_load import Drive, Load, Run, load_of, model_of, replayed, run
 from benchmarks.cases.engine_table import (
     Row,
     Rows,
-    bounds,
     check_alone,
     check_equal,
     counts,
@@ -70,17 +69,7 @@ def coda_rows(options: argparse.Namespace) -> Rows:
 
     runs = in_turn(list(arms), once, options.pairs)
     check_equal("all m", [runs[name][0].tokens for name in arms if name != FULL])
-    known = bounds(load, runs[FULL])
-    return [
-        {"arm": name}
-        | facts(mine[0], load)
-        | speed(mine, runs[FULL], 1.0 if name == FULL else known["S_adj"])
-        | known
-        | fractions(mine[0], load, full=name == FULL)
-        | counts(mine[0])
-        | latency(mine)
-        for name, mine in runs.items()
-    ]
+    return compared(load, runs)
 
 
 def kv_rules(options: argparse.Namespace) -> Rows:
